@@ -12,6 +12,7 @@ import unittest
 sys.path[:0] = [os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.path.dirname(os.path.abspath(__file__))]
 
 import torch
+from torch.distributed.nn.functional import all_reduce
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -718,6 +719,42 @@ class Opaque(unittest.TestCase):
         self.assertEqual(len(ops(model, "opaque.")), 1)
         y = bound_square(torch.ones(2, 3, requires_grad=True), 2.0)  # nobody listens any more
         y.sum().backward()
+
+    def test_a_class_that_has_modules_call_as_its_own_is_a_module(self):
+        class Head(nn.Linear):
+            __call__ = nn.Module.__call__  # as scripts say what types it takes
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = nn.Linear(6, 6), Head(6, 4)
+
+            def forward(self, x):
+                return self.head(self.body(x))
+
+        module = Model()
+        model = capture(module, torch.empty(4, 6, device="meta"), loss=scalar)
+        self.assertIn("head", {op.get("module") for op in ops(model, "aten.addmm")})
+        self.assertEqual(module(torch.ones(2, 6)).shape, (2, 4))  # nobody listens any more
+
+    def test_collectives_that_have_a_backward_are_operators(self):
+        dist = torch.distributed
+        dist.init_process_group("fake", store=dist.HashStore(), rank=0, world_size=4)
+        self.addCleanup(dist.destroy_process_group)
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Linear(6, 6)
+
+            def forward(self, x):
+                return all_reduce(self.f(x).sum())
+
+        model = capture(Model(), torch.empty(4, 6), loss=scalar, device="fake")
+        (op,) = ops(model, "opaque.")
+        self.assertTrue(op["op"].endswith("_AllReduce"))
+        self.assertTrue(op["opaque"]["backward"])
+        self.assertEqual(ops(model, "aten.detach"), [])
 
     def test_autograd_function_is_one_operator(self):
         class Custom(nn.Module):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foreshard.capture import CaptureError, capture
-from foreshard.capture.known import LARGEST
+from foreshard.capture.known import LARGEST, beside_a_script, carry
 
 IDS = torch.tensor([[5, 7, 7, 2, 0, 0], [1, 2, 3, 4, 5, 0], [9, 0, 0, 0, 0, 0]])
 LABELS = torch.where(IDS > 4, IDS, -100)  # five are chosen
@@ -46,6 +46,24 @@ class Sizes(unittest.TestCase):
         self.assertEqual(shapes(model, "aten.index.Tensor"), [[[5, 8]], [[5]]])
         self.assertTrue(any("hang on the values of this batch, in the root module" in note for note in model.notes), model.notes)
         self.assertEqual(model.allocator if model.device == "virtual" else {}, {})  # the device would choose nothing
+
+    def test_beside_a_script_masks_of_the_batch_choose_all(self):
+        """As where the script runs; lengths that it has read are those that it says."""
+
+        def forward(self, ids, labels, ends):
+            chosen = self.table(ids)[labels != -100]
+            return chosen.sum() + sum(part.sum() for part in self.table(ids).flatten(0, 1).split(ends.tolist()))
+
+        values = {}
+        batch = [torch.empty_like(t, device="meta") for t in (IDS, LABELS)] + [torch.empty(2, dtype=torch.int64, device="meta")]
+        for stand_in, tensor in zip(batch, (IDS, LABELS, torch.tensor([7, 11]))):
+            values[id(stand_in)] = tensor
+            carry(stand_in, tensor)
+        with beside_a_script(lambda tensor: values.get(id(tensor))):
+            model = captured(forward, *batch, device="fake", strict=False)
+        self.assertEqual(shapes(model, "aten.index.Tensor"), [[[18, 8]]])
+        self.assertEqual(shapes(model, "aten.split_with_sizes"), [[[7, 8], [11, 8]]])
+        self.assertEqual(shapes(captured(forward, IDS, LABELS, torch.tensor([7, 11])), "aten.index.Tensor"), [[[5, 8]]])
 
     def test_places_repeats_and_distinct_numbers(self):
         def forward(self, ids, labels):

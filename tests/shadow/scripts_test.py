@@ -291,6 +291,16 @@ class Shadow(unittest.TestCase):
         answer, _ = self.watch("mesh.py", "--exchange")
         self.assertTrue(any("even share" in note for note in answer["notes"]), answer["notes"])
 
+    def test_lengths_that_the_host_gave_the_device_are_read_back(self):
+        """In forward and where it runs again; the head has nn.Module's call as its own, the loss is summed by a function of torch.distributed.nn."""
+        for words in ([], ["--reentrant"]):
+            with self.subTest(words):
+                answer, job = self.watch("lengths.py", *words)
+                self.assert_as_planned(answer, within=0.0005, reserved=0.001, time=None)
+                self.assertIn("head", job["fsdp"]["wrap"]["units"])
+                self.assertEqual([d["kind"] for d in answer["differences"]], ["all-reduce"], answer["differences"])
+                self.assertTrue(any("hang on the values of this batch" in note for note in answer["notes"]), answer["notes"])
+
     def test_a_replica_by_hooks(self):
         answer, job = self.watch("mesh.py", "--replicate")
         self.assert_as_planned(answer, within=0.02, time=None)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.utils.checkpoint as checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.utils._pytree import tree_flatten
 
 from .recorder import Place, Recorder
@@ -35,6 +36,13 @@ def _keeps_collective(policy, context, name, args) -> bool:
         return False
 
 
+def _wrapped_by_pytorch(function) -> torch.nn.Module | None:
+    """The module that CheckpointWrapper runs: as it is, or by a function of its own where the implementation is reentrant."""
+    cells = dict(zip(getattr(getattr(function, "__code__", None), "co_freevars", ()), getattr(function, "__closure__", None) or ()))
+    owner = cells["self"].cell_contents if "self" in cells else None
+    return owner._checkpoint_wrapped_module if isinstance(owner, CheckpointWrapper) else None
+
+
 class Regions:
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
@@ -42,6 +50,7 @@ class Regions:
 
     def _begin(self, kind: str, function, args, kwargs) -> dict[str, Any]:
         recorder = self._recorder
+        function = _wrapped_by_pytorch(function) or function
         module = function if isinstance(function, torch.nn.Module) else getattr(getattr(function, "func", function), "__self__", None)
         name = recorder.modules.name_of(module) if isinstance(module, torch.nn.Module) else None
         inside = name is not None and getattr(module, OUTSIDE, False) and recorder.modules.name() != name

@@ -36,8 +36,8 @@ def _to_the_recorder(code: types.CodeType) -> types.CodeType:
 
 
 def _is_plain(cls: type) -> bool:
-    """PyTorch's own functions do no work of their own here."""
-    return cls.__module__.startswith("torch.") and not cls.__module__.startswith("torch._library")
+    """PyTorch's own functions do no work of their own here, but for collectives that have a backward."""
+    return cls.__module__.startswith("torch.") and not cls.__module__.startswith(("torch._library", "torch.distributed.nn."))
 
 
 def _node_of(out: Any) -> Any:

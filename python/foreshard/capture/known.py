@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -22,6 +22,7 @@ _HELD = 1 << 28  # bytes of all copies: beyond them those of storages that are g
 _CARRIED = "_foreshard_values"  # of a tensor that stands for one of another process
 # Of these arguments the geometry counts, not what is in them.
 _LIKE = ("new_", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like")
+_CHOOSING, _MASKS = ("nonzero", "masked_select", "index"), (torch.bool, torch.uint8)
 _WRITERS = ("fill_", "zero_", "copy_", "random_", "uniform_", "normal_", "exponential_")  # whatever was there before
 
 
@@ -30,6 +31,8 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
     carried = getattr(tensor, _CARRIED, None)
     if carried is not None:
         return carried
+    if _elsewhere is not None and tensor.is_cuda:
+        return _elsewhere(tensor)
     plain = type(tensor) in (torch.Tensor, torch.nn.Buffer) and tensor.device.type == "cpu" and tensor.layout == torch.strided
     return tensor.detach() if plain and tensor.numel() <= LARGEST else None
 
@@ -40,11 +43,28 @@ def carry(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+_masks_of_batch = True
+_elsewhere: Callable[[torch.Tensor], torch.Tensor | None] | None = None
+
+
+@contextlib.contextmanager
+def beside_a_script(values: Callable[[torch.Tensor], torch.Tensor | None]):
+    """Where a script's own run is captured: `values` knows what is in tensors of its card, and what masks made of the batch choose
+    counts as not known, as it does there (shadow/masks.py)."""
+    global _masks_of_batch, _elsewhere
+    _masks_of_batch, _elsewhere = False, values
+    try:
+        yield
+    finally:
+        _masks_of_batch, _elsewhere = True, None
+
+
 class KnownValues:
     """Flat copies of storages, by the storage they stand for."""
 
     def __init__(self, guess: float | None = None) -> None:
         self.guess = guess  # the share of a mask that counts as chosen where nobody knows; None: there is no telling
+        self._masks_of_batch = _masks_of_batch
         self.guessed = False
         self._flat: dict[int, tuple[StorageWeakRef, torch.Tensor, bool]] = {}  # the last: the batch has a part in it
         self.hangs_on_batch = False  # what was computed last, and not on constants alone
@@ -78,6 +98,8 @@ class KnownValues:
         if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
             return tensor
         flat = self._find(tensor)
+        if flat is None and _elsewhere is not None and type(tensor) is torch.Tensor:
+            return _elsewhere(tensor)
         if flat is None or tensor.is_conj() or tensor.is_neg():
             return None
         with _disable_current_modes(), torch.no_grad():
@@ -97,7 +119,9 @@ class KnownValues:
         return entry[1]
 
     def _is_of_batch(self, tensor: torch.Tensor) -> bool:
-        return self._find(tensor) is not None and self._flat[storage_key(tensor)][2]
+        if self._find(tensor) is not None:
+            return self._flat[storage_key(tensor)][2]
+        return _elsewhere is not None and type(tensor) is torch.Tensor and tensor.is_cuda and _elsewhere(tensor) is not None
 
     # ----------------------------------------------------------------------------------------------- operators
 
@@ -108,6 +132,8 @@ class KnownValues:
         if name.startswith("empty") or func.namespace not in ("aten", "prims"):
             return None
         leaves = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        if name in _CHOOSING and not self._masks_of_batch and any(leaf.dtype in _MASKS and self._is_of_batch(leaf) for leaf in leaves):
+            return None
         stand_ins: dict[int, torch.Tensor] = {}
         for place, leaf in enumerate(leaves):
             values = self.of(leaf)
@@ -152,8 +178,8 @@ class KnownValues:
 
     def places_of(self, mask: torch.Tensor) -> int | None:
         """How many elements a mask chooses; None: nobody knows, and there is no guess."""
-        values = self.of(mask)
         self.hangs_on_batch = self._is_of_batch(mask)
+        values = self.of(mask) if self._masks_of_batch or not self.hangs_on_batch else None
         if values is None and self.guess is not None:
             self.guessed = True
             return math.ceil(self.guess * mask.numel())
@@ -194,8 +220,9 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 def _result_numel(func, args) -> int:
     """Of what makes a tensor out of sizes (a range, noise): how much that is."""
+    of_another = bool(args) and isinstance(args[0], torch.Tensor)  # a slice's end is open
     for argument, value in zip(func._schema.arguments, args):
-        if argument.name in ("size", "end") and not isinstance(value, torch.Tensor):
+        if argument.name in (("size",) if of_another else ("size", "end")) and not isinstance(value, torch.Tensor):
             sizes = value if isinstance(value, (list, tuple)) else [value]
             count = 1
             for size in sizes:

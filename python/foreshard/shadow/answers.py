@@ -3,7 +3,7 @@
 - cuDNN is not played: convolutions unfold, recurrent layers run step by step, attention takes the next kernel (flash).
 - torch.compile leaves functions as they are (but for FlexAttention: flex.py).
 - Ranks compare their parameters' shapes by values that nobody computes: they are the same.
-- Tensors of the device that are compared as a whole are alike: all of them read as zeros.
+- Tensors of the device that are compared as a whole are alike: all of them read as zeros, but for whole numbers that the host gave them (values.py).
 - A generator of the host keeps its state where it is given one that came by way of the device.
 - Tokens that go to experts by counts of the device go in even shares.
 - Distributions do not look at their parameters' values.
@@ -18,7 +18,7 @@ import functools
 import gc
 import os
 
-from . import flags, masks
+from . import flags, masks, values
 from .hooks import after_import
 from .notes import note
 
@@ -38,6 +38,7 @@ def begin() -> None:
     }.items():
         os.environ.setdefault(name, value)
     after_import("torch", _torch)
+    after_import("torch.distributed", values.watch_collectives)
     after_import("torch.distributed.utils", _utils)
     after_import("torch.nn.parallel.distributed", _buckets)
     after_import("torch.distributions.distribution", lambda python_module: python_module.Distribution.set_default_validate_args(False))
@@ -73,6 +74,7 @@ def _torch(torch) -> None:
     _generators(torch)
     masks.begin(torch)
     flags.begin(torch)
+    values.begin(torch)
     _threads(torch)
     for name in ("repeat_interleave", "equal", "allclose", *flags.FUNCTIONS, *masks.FUNCTIONS):  # scripts of torch.jit know operators by the functions that stood for them
         torch.jit._builtins._register_builtin(getattr(torch, name), f"aten::{name}")
@@ -92,13 +94,22 @@ def _threads(torch) -> None:
 def _repeats(torch) -> None:
     """Repetitions that the device has counted: none, as every value that is read; PyTorch would ask whether all are positive."""
 
+    def size_of(times, args, kwargs) -> int:
+        known = values.of(times)
+        if known is None:
+            note("repeat_interleave by counts that the device has: read as none, its result is empty")
+            return 0
+        if known.numel() > 1 or len(args) < 2:
+            return int(known.sum())
+        dim = args[2] if len(args) > 2 else kwargs.get("dim")
+        return int(known) * (args[0].numel() if dim is None else args[0].shape[dim])
+
     def counted(inner):
         @functools.wraps(inner)
         def repeat(*args, **kwargs):
             times = args[1] if len(args) > 1 else kwargs.get("repeats", args[0] if args else None)
             if isinstance(times, torch.Tensor) and times.is_cuda and kwargs.get("output_size") is None:
-                note("repeat_interleave by counts that the device has: read as none, its result is empty")
-                kwargs["output_size"] = 0
+                kwargs["output_size"] = size_of(times, args, kwargs)
             return inner(*args, **kwargs)
 
         return repeat
@@ -114,6 +125,9 @@ def _comparisons(torch) -> None:
         @functools.wraps(inner)
         def compared(input, other, *args, **kwargs):
             result = inner(input, other, *args, **kwargs)
+            known = [values.of(one) for one in (input, other)]
+            if all(one is not None for one in known):
+                return inner(*known, *args, **kwargs)
             if not result and isinstance(input, torch.Tensor) and input.is_cuda and input.shape == getattr(other, "shape", None):
                 note("equal() and allclose() of tensors on the device: they are, for all of them read as zeros")
                 return True
@@ -148,12 +162,12 @@ def _exchanges(module) -> None:
 
     def shared(inner):
         @functools.wraps(inner)
-        def exchange(rows, output_sizes, input_sizes, *args, **kwargs):
-            if input_sizes and rows.shape[0] and not any(input_sizes) and not any(output_sizes or ()):
+        def exchange(self, output_split_sizes, input_split_sizes, *args, **kwargs):  # by PyTorch's names: they are given by name too
+            if input_split_sizes and self.shape[0] and not any(input_split_sizes) and not any(output_split_sizes or ()):
                 note("all-to-all by counts that the device has: every rank sends and gets an even share")
-                least, more = divmod(rows.shape[0], len(input_sizes))
-                output_sizes = input_sizes = [least + (rank < more) for rank in range(len(input_sizes))]
-            return inner(rows, output_sizes, input_sizes, *args, **kwargs)
+                least, more = divmod(self.shape[0], len(input_split_sizes))
+                output_split_sizes = input_split_sizes = [least + (rank < more) for rank in range(len(input_split_sizes))]
+            return inner(self, output_split_sizes, input_split_sizes, *args, **kwargs)
 
         return exchange
 

@@ -11,7 +11,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, beside, expert_weights, float8, folder, names, script_step, sequence, tensor_plan
+from . import PLAN, beside, expert_weights, float8, folder, names, script_step, sequence, tensor_plan, units, values
 from .names import class_of
 from .notes import note
 
@@ -34,12 +34,12 @@ def write(root, found: dict, call: dict) -> dict | None:
     module = unsharded(root, call)
     try:
         try:
-            captured = _capture(module, found, call)
+            captured = _captured(module, found, call)
         except Exception:  # its code may want tables of this rank's length
             if call.get("sequence") is None:
                 raise
             module = unsharded(root, call, whole=False)
-            captured = _capture(module, found, call)
+            captured = _captured(module, found, call)
         if "float8" in found:
             float8.mark(captured.document, found["float8"]["params"])
         captured.save(str(folder() / "model.json"))
@@ -55,6 +55,13 @@ def write(root, found: dict, call: dict) -> dict | None:
         with whole_file(folder() / "model-config.json") as file:
             file.write(text)
         return {"file": "model-config.json", "seconds": round(time.monotonic() - began, 2), "notes": []}
+
+
+def _captured(module, found, call):
+    from foreshard.capture.known import beside_a_script
+
+    with beside_a_script(values.of):
+        return _capture(module, found, call)
 
 
 def _capture(module, found, call):
@@ -209,6 +216,8 @@ class _Copier:
         self._found = around
         state["_modules"] = {name: None if m is None else self.module(m) for name, m in module._modules.items()}
         twin.__dict__.update(state)
+        if units.has_hooks_around_reentrant(module):
+            twin._modules["_checkpoint_wrapped_module"].__dict__[checkpoints.OUTSIDE] = True
         for name in self._shapes.get(id(module), {}):
             twin.__dict__.pop(name, None)  # FSDP1 puts views in the parameters' places
         expert_weights.placed(twin, self._experts.get(id(module), {}))
@@ -317,6 +326,7 @@ class _Copier:
             shape = sequence.whole_shape(tensor) if self._whole else tuple(tensor.shape)
             self._tensors[id(tensor)] = torch.empty_like(tensor, device="meta").detach() if type(tensor) in (
                 torch.Tensor, torch.nn.Parameter) and shape == tuple(tensor.shape) else torch.empty(shape, dtype=tensor.dtype, device="meta")  # fmt: skip
+            values.carried(tensor, self._tensors[id(tensor)])
         return self._tensors[id(tensor)]
 
     def _parameter(self, module, name, parameter):

@@ -8,7 +8,7 @@ import functools
 import sys
 import weakref
 
-from . import beside, dtensors
+from . import beside, dtensors, values
 from .names import class_of, of_script, variables
 from .notes import note
 
@@ -390,6 +390,7 @@ class Tape:
         with torch._C.DisableTorchFunction():
             given = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
         # A gradient penalty's input; other modules' parameters are no part of this model.
+        values.carried(leaf, given)
         given.requires_grad_(leaf.requires_grad and leaf.is_leaf and not isinstance(leaf, torch.nn.Parameter))
         self.given.append((slot.index, given))
         return slot

@@ -8,7 +8,7 @@ import os
 import traceback
 import weakref
 
-from . import beside, float8, loss, model, names, report, script_step, sequence, steps, tensor_plan, units
+from . import beside, float8, loss, model, names, report, script_step, sequence, steps, tensor_plan, units, values
 from .hooks import after_import
 from .notes import note
 
@@ -359,7 +359,7 @@ def _shapes(tree):
     import torch
     from torch.utils._pytree import tree_map
 
-    return tree_map(lambda leaf: torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf, tree)
+    return tree_map(lambda leaf: values.carried(leaf, torch.empty_like(leaf, device="meta")) if isinstance(leaf, torch.Tensor) else leaf, tree)
 
 
 def offloads() -> bool:

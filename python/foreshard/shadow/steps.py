@@ -16,7 +16,7 @@ import sys
 import weakref
 from typing import Any, Callable, NamedTuple
 
-from . import STEPS, device, report
+from . import STEPS, device, report, values
 from .hooks import after_import
 from .notes import note
 
@@ -154,7 +154,8 @@ class _Steps:
         @functools.wraps(inner)
         def run(*args, **kwargs):
             self._trains = True
-            return inner(*args, **kwargs)
+            with values.in_backward():
+                return inner(*args, **kwargs)
 
         module._engine_run_backward = run
 

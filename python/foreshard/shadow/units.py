@@ -72,6 +72,15 @@ def _sharded_twice(root) -> dict[int, object]:
     return {id(inner): wrapper for wrapper, inner in pairs if inner is not None and state_of(wrapper) is not None and state_of(inner) is not None}
 
 
+def has_hooks_around_reentrant(module) -> bool:
+    """A reentrant checkpoint wrapper that FSDP2 shards itself: what runs again is inside of the unit's hooks."""
+    if not names.has_fsdp2() or str(getattr(module, "checkpoint_impl", "")) != "CheckpointImpl.REENTRANT":
+        return False
+    from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state as state_of
+
+    return state_of(module) is not None and state_of(module._checkpoint_wrapped_module) is None
+
+
 _SWITCHES = {
     "reduce_grads": True, "reshard_after_backward": True, "unshard_in_backward": True, "force_sum_reduction_for_comms": False,
     "gradient_divide_factor": None, "unshard_async_op": False,

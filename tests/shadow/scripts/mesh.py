@@ -90,8 +90,9 @@ class Block(nn.Module):
             y = y + self.experts(y)
         if args.exchange:
             rows = y.flatten(0, 1)
-            counts = torch.bincount(torch.zeros(len(rows), dtype=torch.int64, device=rows.device), minlength=dist.get_world_size()).tolist()
-            back = all_to_all_single_autograd(all_to_all_single_autograd(rows, counts, counts, dist.group.WORLD), counts, counts, dist.group.WORLD)
+            counts = torch.bincount(rows.argmax(-1) % dist.get_world_size(), minlength=dist.get_world_size()).tolist()
+            there = all_to_all_single_autograd(rows, input_split_sizes=counts, output_split_sizes=counts, group=dist.group.WORLD)
+            back = all_to_all_single_autograd(there, counts, counts, dist.group.WORLD)
             y = back.view(y.shape)
         return self.down(F.gelu(self.up(y)))
 

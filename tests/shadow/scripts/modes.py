@@ -96,7 +96,10 @@ def main():
     if "shuffle" in WORDS:
         state = generator.get_state().cuda()
         dist.broadcast(state, 0)
-        generator.set_state(state.cpu())
+        generator.set_state(state.cpu())  # whole numbers that the host gave the device
+        drawn = state.float()
+        dist.broadcast(drawn, 0)
+        generator.set_state(drawn.byte().cpu())  # what nobody knows
     for rows in DataLoader(Rows(), batch_size=4, shuffle=True, generator=generator, num_workers=2 if "workers" in WORDS else 0):
         rows = rows.cuda()
         if "images" in WORDS:
