@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import types
 import unittest
+from unittest import mock
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [os.environ.get("FORESHARD_PACKAGE", os.path.dirname(HERE)), HERE]
@@ -12,6 +14,7 @@ sys.path[:0] = [os.environ.get("FORESHARD_PACKAGE", os.path.dirname(HERE)), HERE
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from foreshard.capture import CaptureError, capture
 from foreshard.capture.known import LARGEST, beside_a_script, carry
@@ -46,6 +49,22 @@ class Sizes(unittest.TestCase):
         self.assertEqual(shapes(model, "aten.index.Tensor"), [[[5, 8]], [[5]]])
         self.assertTrue(any("hang on the values of this batch, in the root module" in note for note in model.notes), model.notes)
         self.assertEqual(model.allocator if model.device == "virtual" else {}, {})  # the device would choose nothing
+
+    def test_a_library_that_leaves_fake_tensors_alone_asks_for_values_that_are_known(self):
+        """As Transformers does before it drops a mask that masks nothing."""
+        library = types.ModuleType("transformers.utils.import_utils")
+        library.is_fake_tensor = asks = lambda tensor: isinstance(tensor, FakeTensor)
+
+        def forward(self, ids, labels):
+            mask = ids >= 0
+            x = self.table(ids)
+            return x if not library.is_fake_tensor(mask) and mask.all() else x * mask[..., None]
+
+        with mock.patch.dict(sys.modules, {library.__name__: library}):
+            self.assertEqual(shapes(captured(forward, device="fake"), "aten.mul"), [])
+            unknown = [torch.empty_like(t, device="meta") for t in (IDS, LABELS)]
+            self.assertEqual(len(shapes(captured(forward, *unknown, device="fake"), "aten.mul")), 1)
+        self.assertIs(library.is_fake_tensor, asks)
 
     def test_beside_a_script_masks_of_the_batch_choose_all(self):
         """As where the script runs; lengths that it has read are those that it says."""

@@ -255,7 +255,8 @@ class Shadow(unittest.TestCase):
         self.assertEqual(job["mesh"], {"expert": 2, "expert_divide_factor": -1, "plan": {"blocks.*.experts": "experts"}})
 
     def test_checkpoint_wrappers_inside_of_units_and_around_them(self):
-        for words in (("fsdp1", "inside"), ("fsdp1", "around"), ("fsdp2", "around"), ("fsdp2", "both")):
+        for words in (("fsdp1", "inside"), ("fsdp1", "around"), ("fsdp2", "around"), ("fsdp2", "both"), ("fsdp1", "inside", "reentrant"),
+                      ("fsdp2", "inside", "reentrant")):  # fmt: skip
             with self.subTest(words):
                 answer, job = self.watch("wrapped.py", *words)
                 self.assert_as_planned(answer, within=0.0005)
@@ -467,6 +468,11 @@ for _ in range(3):
         """Until Python 3.13 its frame keeps what somebody has read of its names."""
         inside, outside = (self.watch("kept.py", *words)[0]["steps"][-1]["allocated_bytes"] for words in (("main",), ()))
         self.assertEqual(inside, outside)
+
+    def test_outputs_that_an_object_keeps(self):
+        answer, job = self.watch("kept.py", "state")
+        self.assertTrue(job["train"]["keeps_outputs"])
+        self.assert_as_planned(answer, within=0.0005, reserved=0.001)
 
     def test_a_timeline_is_written(self):
         with tempfile.TemporaryDirectory() as folder:

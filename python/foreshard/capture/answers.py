@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from typing import Any
 
 import torch
@@ -63,3 +65,19 @@ def _goes_to_host(name: str, args, kwargs) -> bool:
     if name == "aten.copy_.default":
         return type(args[0]) is torch.Tensor and args[0].device.type == "cpu" and args[1].device.type != "cpu"
     return torch.device(kwargs.get("device") or "cuda").type == "cpu" and args[0].device.type != "cpu"
+
+
+@contextlib.contextmanager
+def asked_by_libraries(known: KnownValues):
+    """Transformers asks whether a tensor is fake, to leave alone what would hang on its values (a mask that masks nothing goes): one whose
+    values are known is like any other."""
+    module = sys.modules.get("transformers.utils.import_utils")
+    inner = getattr(module, "is_fake_tensor", None)
+    if inner is None:
+        yield
+        return
+    module.is_fake_tensor = lambda tensor: inner(tensor) and known.of(tensor) is None
+    try:
+        yield
+    finally:
+        module.is_fake_tensor = inner

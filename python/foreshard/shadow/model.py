@@ -107,7 +107,7 @@ def _capture(module, found, call):
         with cast:
             result = module(*args, **kwargs)
             value = loss_of(result)
-        if not loss["holds_outputs"]:
+        if not loss["holds_outputs"] and not found["keeps_outputs"]:
             del result
         value.backward()
 
@@ -122,6 +122,9 @@ def _capture(module, found, call):
             if len(own.roots) > 1:
                 value, held = module(given)
             else:
+                returned: list = []  # what the next forward still finds is held behind this one's backward, by whatever names
+                if found["keeps_outputs"]:
+                    module.register_forward_hook(lambda module, args, out: returned.append(out))
                 held, value = own.again([module], given)
             value.backward()
 
@@ -188,6 +191,8 @@ class _Copier:
             twin = self.module(inner)
             if class_of(inner).__call__ is not torch.nn.Module.__call__ and hasattr(module, "_fsdp_wrapped_module"):
                 twin.__dict__[checkpoints.OUTSIDE] = True
+            if units.has_hooks_around_reentrant(module):
+                twin._modules["_checkpoint_wrapped_module"].__dict__[checkpoints.OUTSIDE] = True
             return twin
         if id(module) in self._modules:
             return self._modules[id(module)]

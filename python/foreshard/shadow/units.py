@@ -73,9 +73,12 @@ def _sharded_twice(root) -> dict[int, object]:
 
 
 def has_hooks_around_reentrant(module) -> bool:
-    """A reentrant checkpoint wrapper that FSDP2 shards itself: what runs again is inside of the unit's hooks."""
-    if not names.has_fsdp2() or str(getattr(module, "checkpoint_impl", "")) != "CheckpointImpl.REENTRANT":
+    """A reentrant checkpoint wrapper that is a unit itself, of FSDP2 or in one of FSDP1: what runs again is inside of the unit's hooks."""
+    inner = module._modules.get("_fsdp_wrapped_module")
+    if str(getattr(module if inner is None else inner, "checkpoint_impl", "")) != "CheckpointImpl.REENTRANT":
         return False
+    if inner is not None or not names.has_fsdp2():
+        return inner is not None
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state as state_of
 
     return state_of(module) is not None and state_of(module._checkpoint_wrapped_module) is None

@@ -14,8 +14,9 @@ import itertools
 
 _MOST = 1 << 18  # elements of a mirror
 _CHANCE = ("rand", "empty", "bernoulli", "multinomial", "normal", "exponential", "resize", "set_")  # whose results are no function of what is given
-_OF_SIZES = ("arange", "full", "zeros", "ones", "new_zeros", "new_full", "new_ones", "new_empty", "empty", "split", "split_with_sizes", "narrow",
-             "view", "reshape", "expand", "repeat", "tensor_split", "linspace", "__getitem__", "range")  # fmt: skip
+_MADE_BY_SIZES = ("arange", "full", "zeros", "ones", "empty", "linspace", "range")
+_OF_SIZES = ("new_zeros", "new_full", "new_ones", "new_empty", "split", "split_with_sizes", "narrow", "view", "reshape", "expand", "repeat",
+             "tensor_split", "__getitem__")  # fmt: skip
 _WHOLE = ("copy_", "zero_", "fill_")  # every element is written
 _READ = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "__contains__")
 _IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__",
@@ -74,8 +75,9 @@ class Mirrors:
 
     def run(self, func, args, kwargs):
         name = getattr(func, "__name__", "")
-        if name in _OF_SIZES and self._known:
-            args, kwargs = self._numbers(args), self._numbers(kwargs)
+        if self._known and (name in _MADE_BY_SIZES or name in _OF_SIZES):
+            kept = 1 if name in _OF_SIZES else 0  # whose sizes change
+            args, kwargs = (*args[:kept], *self._numbers(args[kept:])), self._numbers(kwargs)
         result = func(*args, **kwargs)
         if name in _READ:
             mirror = self.of(args[0]) if args else None

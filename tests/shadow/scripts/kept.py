@@ -1,5 +1,7 @@
-"""The same loop at the top of a script, and (`main`) in a function, whose frame Python may let see itself."""
+"""The same loop at the top of a script, and (`main`) in a function, whose frame Python may let see itself. `state`: what the model returns is an
+attribute of an object until there is something new."""
 import sys
+import types
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,13 @@ def main():
 
 if "main" in sys.argv:
     main()
+elif "state" in sys.argv:
+    state = types.SimpleNamespace()
+    for _ in range(4):
+        state.outputs = model(torch.randn(16, 512, 1024, device="cuda"))
+        state.outputs.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
 else:
     for _ in range(4):
         batch = torch.randn(16, 512, 1024, device="cuda")

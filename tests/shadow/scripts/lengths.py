@@ -81,7 +81,7 @@ for _ in range(3):
     words = torch.randint(0, WORDS, (sum(LENGTHS) + 1,)).cuda()
     counted = torch.tensor(len(LENGTHS), device="cuda")
     dist.all_reduce(counted)
-    if counted.item() != len(LENGTHS) * dist.get_world_size():
+    if counted[None].tolist() != [len(LENGTHS) * dist.get_world_size()] or counted.view(1).item() != counted.item():
         raise ValueError(f"{counted.item()} texts on all ranks")
     loss = model(words[:-1], words[1:], Texts(ends), int(lengths.max()))
     all_reduce(loss / counted).backward()

@@ -1,4 +1,4 @@
-"""Checkpoint wrappers and units: wrapped.py fsdp1|fsdp2 inside|around|both. inside: units around wrappers; around: wrappers around units; both: a
+"""Checkpoint wrappers and units: wrapped.py fsdp1|fsdp2 inside|around|both [reentrant]. inside: units around wrappers; around: wrappers around units; both: a
 module and its wrapper are units (accelerate's fsdp_activation_checkpointing)."""
 
 import sys
@@ -7,10 +7,11 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 
-RUNTIME, WHERE = sys.argv[1:]
+RUNTIME, WHERE = sys.argv[1:3]
+FORM = CheckpointImpl.REENTRANT if "reentrant" in sys.argv else CheckpointImpl.NO_REENTRANT
 WIDTH, WORDS = 512, 2000
 
 
@@ -47,7 +48,7 @@ torch.cuda.set_device(0)
 model = Model().cuda()
 for i, block in enumerate(model.blocks):
     inner = block if WHERE == "inside" else unit(block)
-    model.blocks[i] = checkpoint_wrapper(inner) if WHERE == "around" else unit(checkpoint_wrapper(inner))
+    model.blocks[i] = checkpoint_wrapper(inner, FORM) if WHERE == "around" else unit(checkpoint_wrapper(inner, FORM))
 model = unit(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for step in range(4):
