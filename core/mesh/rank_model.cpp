@@ -246,12 +246,15 @@ Result<void> check_script(const Job& job) {
 
 Result<void> check_mesh(const Job& job) {
   const MeshOptions& mesh = job.mesh;
-  if (is_cut(mesh) && job.fsdp.runtime != Runtime::Fsdp1 && job.fsdp.runtime != Runtime::Fsdp2) {
+  const bool shards = job.fsdp.runtime == Runtime::Fsdp1 || job.fsdp.runtime == Runtime::Fsdp2;
+  const bool alone = job.fsdp.runtime == Runtime::None && mesh.context <= 1 && mesh.expert <= 1 &&
+                     mesh.tensor == job.cluster.world_size;
+  if (is_cut(mesh) && !shards && !alone) {
     return fail({ErrorCode::Unsupported,
                  "this runtime has no mesh of several dimensions",
                  {},
                  "fsdp.runtime",
-                 "fsdp2 or fsdp1",
+                 "fsdp2 or fsdp1; none over tensor ranks alone",
                  std::string(runtime_name(job.fsdp.runtime)),
                  "take the degrees of [mesh] away, or set fsdp2"});
   }

@@ -216,6 +216,29 @@ class Shadow(unittest.TestCase):
         self.assertFalse(job["mesh"]["sequence_parallel"])
         self.assertEqual(answer["differences"], [])
 
+    def test_layers_over_tensor_ranks_that_nothing_shards(self):
+        cases = {(): [], ("--clip", "--optimizer", "fused"): [58], ("--optimizer", "foreach", "--micro-batches", "2"): [], ("--optimizer", "sgd"): [],
+                 ("--optimizer", "momentum"): [58], ("--plain", "--optimizer", "for-loop"): []}  # fmt: skip
+        for words, traps in cases.items():
+            with self.subTest(words):
+                answer, job = self.watch("tensor_ranks.py", *words)
+                self.assert_as_planned(answer, reserved=0.02, time=None)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual((job["fsdp"]["runtime"], job["mesh"]["tensor"], job["cluster"]["world_size"]), ("none", 4, 4))
+                self.assertEqual(job["fsdp"].get("allow_traps", []), traps)
+                self.assertEqual(job["train"].get("micro_batches", 1), 2 if "--micro-batches" in words else 1)
+
+    def test_layers_over_tensor_ranks_beside_one_data_rank(self):
+        answer, job = self.watch("tensor_ranks.py", "--beside", "one", "--clip")
+        self.assert_as_planned(answer, within=0.002)
+        self.assertEqual((answer["differences"], job["fsdp"].get("allow_traps", [])), ([], []))
+        self.assertEqual(job["fsdp"]["wrap"]["units"], [f"blocks.{i}" for i in range(3)])
+
+    def test_ddp_around_dtensors_is_told(self):
+        for way in ("ddp", "replicate"):
+            answer, _ = self.watch("tensor_ranks.py", "--beside", way)
+            self.assertTrue(any("DDP replicates a model" in note for note in answer["notes"]), answer["notes"])
+
     def test_sequences_that_ranks_share(self):
         for way, buffers in {"buffers": "resized", "modules": "whole"}.items():
             with self.subTest(way):

@@ -141,7 +141,7 @@ void Backward::add_piece(std::int32_t slot, ParamId dropped) {
   const DType dtype =
       place.unit.valid() ? run_.unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype : info.dtype;
   Instruction& add =
-      out_.kernel(InstructionKind::Accumulate, Stream::D, Word::AddInPlace, place.unit, numel_of(info.shape), dtype);
+      out_.kernel(InstructionKind::Accumulate, Stream::D, Word::AddInPlace, place.unit, place.grad_numel, dtype);
   add.buffer = {BufferWhat::Grad, place.unit, place.param};
   add.origin = Origin::Autograd;
   out_.free({BufferWhat::Grad, place.unit, dropped}, Stream::D, add.bytes);
@@ -156,8 +156,7 @@ void Backward::accumulate_grad(std::int32_t slot) {
   const ParamInfo& info = run_.model.params[place.param.index()];
   const DType dtype =
       place.unit.valid() ? run_.unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype : info.dtype;
-  Instruction& grad =
-      out_.kernel(InstructionKind::Mark, Stream::D, Word::Grad, place.unit, numel_of(info.shape), dtype);
+  Instruction& grad = out_.kernel(InstructionKind::Mark, Stream::D, Word::Grad, place.unit, place.grad_numel, dtype);
   grad.origin = Origin::Autograd;
   grad.buffer = {BufferWhat::Grad, place.unit, place.param};
   grad.arg = held ? 1 : 0;

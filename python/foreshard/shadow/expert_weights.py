@@ -9,9 +9,9 @@ from . import names
 
 
 def specs(root) -> dict[int, dict[str, object]]:
-    """By module and name: how FSDP2's parameters lie over the experts' ranks, before FSDP2 shards them."""
+    """By module and name: how parameters lie over the experts' ranks, before FSDP2 shards them."""
     found: dict[int, dict[str, object]] = {}
-    for each in names.fsdp2_parameters(root):
+    for each in names.mesh_parameters(root):
         if are_experts(each):
             found.setdefault(id(each._module_info.module), {})[each._module_info.param_name] = each._tp_spec
     return found

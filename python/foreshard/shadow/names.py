@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 
 _CHECKPOINT = "_checkpoint_wrapped_module"
 _names1: dict[int, str] = {}  # FSDP1: id of a flat parameter's handle -> name
@@ -59,10 +60,36 @@ def fsdp2_parameters(root) -> list:
     return [parameter for group in dict.fromkeys(groups) for parameter in getattr(group, "fsdp_params", [])]
 
 
-def fsdp2_named_parameters(root) -> list[tuple[str, object]]:
+class Unmanaged:
+    """A DTensor that is a module's own parameter and that FSDP2 does not manage, in the words of FSDP2's FSDPParam."""
+
+    is_dtensor = True
+
+    def __init__(self, module, name, parameter):
+        self._module_info = types.SimpleNamespace(module=module, param_name=name, shared_modules=[], shared_param_names=[])
+        self.sharded_param = self._unsharded_param = parameter
+        self._tp_spec = parameter._spec
+        self._spmd_mesh = parameter.device_mesh
+
+
+def mesh_parameters(root) -> list:
+    """What is known of each parameter that may lie on a mesh: FSDP2's, and DTensors that nothing shards any further."""
+    managed = fsdp2_parameters(root)
+    if root is None or "torch.distributed.tensor" not in sys.modules:
+        return managed
+    from torch.distributed.tensor import DTensor
+
+    own = {(id(module), name): (module, each) for module in root.modules() for name, each in module._parameters.items() if isinstance(each, DTensor)}
+    for info in (each._module_info for each in managed):
+        for module, name in ((info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names)):
+            own.pop((id(module), name), None)
+    return managed + [Unmanaged(module, name, each) for (_, name), (module, each) in own.items()]
+
+
+def named(root, parameters) -> list[tuple[str, object]]:
     """The same with their names in `root`: PyTorch's own lack the module where several are one unit."""
-    called = {id(module): clean(name) for name, module in root.named_modules()}
-    infos = [(each._module_info, each) for each in fsdp2_parameters(root)]
+    called = {id(module): clean(name) for name, module in root.named_modules()} if root is not None else {}
+    infos = [(each._module_info, each) for each in parameters]
     return [(f"{called.get(id(info.module), '')}.{info.param_name}".removeprefix("."), each) for info, each in infos]
 
 

@@ -74,6 +74,12 @@ def optimizers() -> list:
     return [] if _state is None else list(_state.optimizers)
 
 
+def forward_begins(module) -> None:
+    """Of a root that is watched from outside of its call: what hooks on every forward would do comes first."""
+    if _state is not None and _state._forward_hook is not None:
+        _state._forward_begins(module, ())
+
+
 def root_forward() -> bool:
     """The model's root begins a forward (of training). Whether it is the step's first."""
     if _state is None:

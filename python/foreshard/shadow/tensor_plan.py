@@ -43,7 +43,7 @@ def whole_number(module, name: str, value, ranks: int):
 
 def ranks(root) -> int:
     """Of the tensor dimension, if there is one; 1: none."""
-    cut = [each for each in names.fsdp2_parameters(root) if getattr(each, "is_dtensor", False) and not are_experts(each)]
+    cut = [each for each in names.mesh_parameters(root) if getattr(each, "is_dtensor", False) and not are_experts(each)]
     return max((each._spmd_mesh.size(each._spmd_mesh.ndim - 1) for each in cut), default=1)
 
 
@@ -54,7 +54,7 @@ def found(root) -> dict | None:
     parts = _cut(root)
     if not parts:
         return None
-    summed = {id(each._module_info.module) for each in names.fsdp2_parameters(root) if _is_summed_by_a_hook(each)}
+    summed = {id(each._module_info.module) for each in names.mesh_parameters(root) if _is_summed_by_a_hook(each)}
     for name, module in root.named_modules():
         layout, local = _output(module)
         word = _word(module, parts.get(id(module), []))
@@ -76,7 +76,7 @@ def found(root) -> dict | None:
 
 def cut_twice(root) -> str | None:
     """A parameter that is cut over two dimensions beside FSDP's (experts over ranks, and each one's matrices), which no plan has."""
-    return next((name for name, each in names.fsdp2_named_parameters(root) if _is_cut_twice(each)), None)
+    return next((name for name, each in names.named(root, names.mesh_parameters(root)) if _is_cut_twice(each)), None)
 
 
 def _is_cut_twice(parameter) -> bool:
@@ -102,7 +102,7 @@ def over(parameters, fsdp_mesh) -> dict[str, int]:
 def _cut(root) -> dict[int, list]:
     """By module: (dimensions, placement over the tensor dimension) of its weights, before FSDP shards them."""
     parts: dict[int, list] = {}
-    for each in names.fsdp2_parameters(root):
+    for each in names.mesh_parameters(root):
         if getattr(each, "is_dtensor", False) and each._module_info.param_name != "bias":
             parts.setdefault(id(each._module_info.module), []).append((len(each.sharded_param.shape), each._tp_spec.placements[-1]))
     return parts

@@ -136,7 +136,7 @@ def _modules_of(state, called) -> list[str]:
 def tied(root) -> dict[str, str]:
     """Parameters of units that the script has tied once more when they were sharded, each with the other."""
     named, pairs = {}, {}
-    for name, each in names.fsdp2_named_parameters(root):
+    for name, each in names.named(root, names.fsdp2_parameters(root)):
         first = named.setdefault(id(each.sharded_param), name)
         if first != name:
             pairs[name] = first
