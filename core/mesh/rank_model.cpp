@@ -383,6 +383,21 @@ std::vector<ParallelStyle> left_whole(const Model& model, const std::vector<Modu
   return rows;
 }
 
+/// Experts whose matrices the tensor ranks share lie on every `tensor`-th rank, all of them.
+Result<void> check_cut_experts(const std::vector<ModuleStyle>& styles, const Job& job) {
+  const bool others = std::find(styles.begin(), styles.end(), ModuleStyle::Experts) != styles.end();
+  if (others || job.mesh.tensor <= 1) {
+    return fail(mesh_error("plan", "experts are cut over both dimensions or over their own",
+                           "cut_experts for all experts, beside mesh.tensor",
+                           others ? "experts too" : "mesh.tensor = 1", "use one style for all of them"));
+  }
+  const std::int64_t data = job.cluster.world_size / job.mesh.tensor;
+  if (data % job.mesh.expert == 0) return {};
+  return fail(mesh_error("expert", "experts that are cut over tensor ranks lie on data ranks",
+                         fmt::format("a divisor of the {} ranks beside the tensor dimension", data),
+                         std::to_string(job.mesh.expert), "change it or cluster.world_size"));
+}
+
 /// Experts on ranks of their own, and layers over the tensor dimension if there is one. What calls experts runs on a
 /// rank's part of the sequence, whose program is another one; or on this rank's rows of what its tensor ranks share,
 /// which are cut first.
@@ -390,6 +405,8 @@ Result<void> cut_beside_experts(Model& model, const std::vector<ModuleStyle>& st
                                 const PartBuilder& build) {
   const std::vector<ModuleStyle> experts = styles_along(styles, true), layers = styles_along(styles, false);
   const bool cuts = job.mesh.tensor > 1;
+  const bool twice = std::find(styles.begin(), styles.end(), ModuleStyle::CutExperts) != styles.end();
+  if (auto possible = twice ? check_cut_experts(styles, job) : Result<void>(); !possible) return possible;
   const bool local = std::find(styles.begin(), styles.end(), ModuleStyle::Local) != styles.end();
   std::optional<Model> part;
   if (cuts && local) {
@@ -399,8 +416,8 @@ Result<void> cut_beside_experts(Model& model, const std::vector<ModuleStyle>& st
   }
   for (Model* one : {&model, part ? &*part : nullptr}) {
     if (one == nullptr) continue;
-    one->mesh.push_back(dimension_of(kExpertDimension, job.cluster.rank, job.mesh.expert, 1));
-    mark_experts(*one, experts, 0);
+    one->mesh.push_back(dimension_of(kExpertDimension, job.cluster.rank, job.mesh.expert, twice ? job.mesh.tensor : 1));
+    if (!twice) mark_experts(*one, experts, 0);
     if (cuts && !local) continue;
     if (auto done = spread_experts(*one, experts, job); !done) return done;
   }
@@ -452,7 +469,7 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
   }
   if (cuts) {
     if (auto ok = check_lengths(model, job, styles); !ok) return tl::unexpected(ok.error());
-    if (auto ok = check_matrices(model, styles); !ok) return tl::unexpected(ok.error());
+    if (auto ok = check_matrices(model, styles_along(styles, false)); !ok) return tl::unexpected(ok.error());
   }
   if (auto done = spreads ? cut_beside_experts(model, styles, job, build) : Result<void>(); !done)
     return tl::unexpected(done.error());

@@ -304,6 +304,14 @@ class Shadow(unittest.TestCase):
         self.assertEqual(job["mesh"]["plan"]["blocks.*.mixture.order"], "split")
         self.assertEqual(job["fsdp"]["allow_traps"], [54, 57])
 
+    def test_experts_that_are_cut_over_tensor_ranks_too(self):
+        answer, job = self.watch("chosen.py", "--cut", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.002, reserved=0.02)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["mesh"]["tensor"], job["mesh"]["expert"]), (2, 2))
+        self.assertEqual(job["mesh"]["plan"]["blocks.*.mixture.experts"], "cut_experts")
+        self.assertEqual(job["fsdp"]["allow_traps"], [46])  # no divide factor; routers weigh what experts take
+
     def test_weights_that_are_tied_when_they_are_sharded(self):
         answer, job = self.watch("mesh.py", "--tie")
         self.assert_as_planned(answer, within=0.0005, reserved=0.02)

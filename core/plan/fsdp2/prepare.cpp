@@ -49,7 +49,7 @@ Result<void> prepare_experts(Run& run, UnitState& u, const MeshDimension& dimens
   if (factor >= 0) u.divide_factor = factor > 0 ? static_cast<double>(factor) : data;
   const bool hybrid = is_hybrid(run.plan.units[u.id.index()].strategy);
   const Job& job = run.request.job;
-  auto same = expert_groups(job.cluster, hybrid, static_cast<std::int64_t>(dimension.ranks.size()), job.mesh.tensor);
+  auto same = expert_groups(job.cluster, hybrid, ranks_of_all_experts(dimension), job.mesh.tensor);
   if (!same) return tl::unexpected(same.error());
   run.groups.set_experts(std::move(same->groups.shard));
   return {};

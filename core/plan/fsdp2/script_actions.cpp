@@ -232,6 +232,9 @@ void Fsdp2Runtime::complete_norm(const OnMesh& mesh, DType dtype, bool infinity)
   }
   const bool by_dimension = dimension != nullptr && (!experts || asked.tensor > 1);
   if (by_dimension) complete(enter_dimension(run_.plan, dimension->name, dimension->ranks));
+  if (dimension == nullptr || !cuts_experts(*dimension)) return;
+  for (const MeshDimension& between : run_.model.mesh)
+    if (stands_beside_fsdp(between)) complete(enter_dimension(run_.plan, between.name, between.ranks));
 }
 
 // F2-29: over the shard group one element a gradient, on D after the final callback; the infinity norm one in all.

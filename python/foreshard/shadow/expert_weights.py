@@ -18,9 +18,9 @@ def specs(root) -> dict[int, dict[str, object]]:
 
 
 def are_experts(parameter) -> bool:
-    """Stacked matrices, of which each rank has its own."""
+    """Stacked matrices, of which each rank has its own (or, over a second dimension, a part of its own)."""
     dtensor = getattr(parameter, "is_dtensor", False)
-    return dtensor and len(parameter.sharded_param.shape) > 2 and parameter._tp_spec.placements[-1].is_shard(0)
+    return dtensor and len(parameter.sharded_param.shape) > 2 and any(each.is_shard(0) for each in parameter._tp_spec.placements)
 
 
 def placed(twin, specs: dict[str, object]) -> None:

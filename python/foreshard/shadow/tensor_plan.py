@@ -75,8 +75,8 @@ def found(root) -> dict | None:
 
 
 def cut_twice(root) -> str | None:
-    """A parameter that is cut over two dimensions beside FSDP's (experts over ranks, and each one's matrices), which no plan has."""
-    return next((name for name, each in names.named(root, names.mesh_parameters(root)) if _is_cut_twice(each)), None)
+    """A parameter that is cut over two dimensions beside FSDP's and that no plan has: experts over ranks, and each one's matrices, it has."""
+    return next((name for name, each in names.named(root, names.mesh_parameters(root)) if _is_cut_twice(each) and not are_experts(each)), None)
 
 
 def _is_cut_twice(parameter) -> bool:
@@ -93,10 +93,23 @@ def over(parameters, fsdp_mesh) -> dict[str, int]:
     """Ranks of a dimension beside FSDP's that parameters of a unit are spread over, of experts and of the others; 1: none."""
     ranks = {"tensor_parallel": 1, "expert_parallel": 1}
     for each in parameters:
-        if getattr(each, "is_dtensor", False) and not _is_cut_twice(each):
-            key = "expert_parallel" if are_experts(each) else "tensor_parallel"
-            ranks[key] = max(ranks[key], each._spmd_mesh.size() // fsdp_mesh.size())
+        if not getattr(each, "is_dtensor", False):
+            continue
+        sizes = {"tensor_parallel": 1, "expert_parallel": 1}
+        if not are_experts(each):
+            sizes["tensor_parallel"] = 1 if _is_cut_twice(each) else each._spmd_mesh.size() // fsdp_mesh.size()
+        for dimension, placement in enumerate(each._tp_spec.placements if are_experts(each) else ()):
+            if placement.is_shard():
+                sizes["expert_parallel" if placement.is_shard(0) else "tensor_parallel"] *= each._tp_spec.mesh.size(dimension)
+        ranks = {key: max(size, sizes[key]) for key, size in ranks.items()}
     return ranks
+
+
+class _Twice:
+    """Of a module's experts each rank has some, and of these a part."""
+
+    def is_replicate(self) -> bool:
+        return False
 
 
 def _cut(root) -> dict[int, list]:
@@ -104,7 +117,9 @@ def _cut(root) -> dict[int, list]:
     parts: dict[int, list] = {}
     for each in names.mesh_parameters(root):
         if getattr(each, "is_dtensor", False) and each._module_info.param_name != "bias":
-            parts.setdefault(id(each._module_info.module), []).append((len(each.sharded_param.shape), each._tp_spec.placements[-1]))
+            cut = [one for one in each._tp_spec.placements if one.is_shard()]
+            placement = _Twice() if are_experts(each) and len(cut) > 1 else each._tp_spec.placements[-1]
+            parts.setdefault(id(each._module_info.module), []).append((len(each.sharded_param.shape), placement))
     return parts
 
 
@@ -124,6 +139,8 @@ def _word(module, parts) -> str | None:
         taken = _placements(module._forward_pre_hooks)
         return "replicate" if taken and all(one.is_replicate() for one in taken) else "sequence"
     packed = "packed_" if any(type(one).__name__ == "_StridedShard" for _, one in parts) else ""
+    if isinstance(placement, _Twice):
+        return "cut_experts"
     if dims > 2:
         return "experts" if placement.is_shard(0) else f"{packed}expert_tensor"
     if isinstance(module, torch.nn.Embedding):
