@@ -158,6 +158,21 @@ TEST(SplitRows, UnitsOfExpertsThatBothDimensionsCutShardOverTheRest) {
   EXPECT_EQ(std::count(completed.begin(), completed.end(), "tensor"), 2);  // of the rest too
 }
 
+TEST(SplitRows, NoGradientComesBackThroughNumbersOfTokens) {
+  const Job job = cut_twice();
+  Model whole = load_model(job.model, {}).value();
+  for (std::size_t i = 0; i + 1 < whole.ops.size();
+       ++i) {  // room as large as what experts made, which counts of rows led to
+    Op& op = whole.ops[i];
+    if (op.name != "aten.zeros.default" || whole.ops[i + 1].args.size() < 3) continue;
+    op.name = "aten.new_empty.default";
+    op.args.insert(op.args.begin(), whole.ops[i + 1].args[2]);
+  }
+  const Model model = rank_model(std::move(whole), job).value();
+  EXPECT_TRUE(std::none_of(model.parallel.begin(), model.parallel.end(),
+                           [](const ParallelStyle& row) { return row.style == "partial"; }));
+}
+
 TEST(SplitRows, ExpertsThatBothDimensionsCutLieOnDataRanks) {
   Job job = cut_twice();
   job.mesh.expert = 8;
