@@ -161,12 +161,11 @@ TEST(SplitRows, UnitsOfExpertsThatBothDimensionsCutShardOverTheRest) {
 TEST(SplitRows, NoGradientComesBackThroughNumbersOfTokens) {
   const Job job = cut_twice();
   Model whole = load_model(job.model, {}).value();
-  for (std::size_t i = 0; i + 1 < whole.ops.size();
-       ++i) {  // room as large as what experts made, which counts of rows led to
+  for (std::size_t i = 0; i + 1 < whole.ops.size(); ++i) {  // room for what experts made, of the places' device
     Op& op = whole.ops[i];
-    if (op.name != "aten.zeros.default" || whole.ops[i + 1].args.size() < 3) continue;
+    if (op.name != "aten.zeros.default" || whole.ops[i + 1].name != "aten.index_put_.default") continue;
     op.name = "aten.new_empty.default";
-    op.args.insert(op.args.begin(), whole.ops[i + 1].args[2]);
+    op.args.insert(op.args.begin(), std::get<ArgList>(whole.ops[i + 1].args[1].value).front());
   }
   const Model model = rank_model(std::move(whole), job).value();
   EXPECT_TRUE(std::none_of(model.parallel.begin(), model.parallel.end(),
