@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/model/module_kind.h"
+
 namespace foreshard::mesh {
 namespace {
 
@@ -162,7 +164,7 @@ void ProgramCutter::finish_rowwise(const Open& open) {
   } else if (is_head(style) && cut.cut()) {
     if (style == ModuleStyle::HeadGathered) {
       gathered_later_.insert(result);
-    } else if (options_.loss) {
+    } else if (options_.loss && kind_of(model_.modules[open.module.index()]) != ModuleKind::Embedding) {
       cut.spread = true;
     } else {
       now_[result] = gather(result, true, false, open.module, open.call);

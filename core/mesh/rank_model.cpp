@@ -67,9 +67,23 @@ std::int32_t cut_dimension(ModuleStyle style, const ParamInfo& param, bool table
   return rowwise != table ? 1 : 0;
 }
 
-/// Cuts the parameters of a styled module; the plan makes new tensors, so nothing that it touches stays tied.
-void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh::TensorOptions& options,
-                std::vector<Cut>& cuts) {
+/// Whether the script has tied this parameter to another once more, behind the plan: both of one part.
+bool stays_tied(const Job& job, const Model& model, const ParamInfo& param) {
+  const auto told = param.shares.valid() ? job.fsdp.tied.find(param.fqn) : job.fsdp.tied.end();
+  return told != job.fsdp.tied.end() && model.params[param.shares.index()].fqn == told->second;
+}
+
+/// A tied parameter's gradient has all its terms in one placement, its own. REQUIRES both parts; false: they differ.
+bool share_part(ParamInfo& first, const ParamInfo& second) {
+  if (first.part.dim != second.part.dim || first.shape != second.shape) return false;
+  first.part.gradient = MeshPart::Gradient::Part;
+  return true;
+}
+
+/// Cuts the parameters of a styled module; the plan makes new tensors, so nothing that it touches stays tied, unless
+/// the script ties it anew.
+void cut_params(Model& model, const Job& job, const std::vector<ModuleStyle>& styles,
+                const mesh::TensorOptions& options, std::vector<Cut>& cuts) {
   const Group& group = options.group;
   const std::vector<bool> tables = embedding_tables(model), local = local_modules(model, styles);
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
@@ -87,8 +101,10 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
         if (param.requires_grad) param.part.gradient = MeshPart::Gradient::Term;
         continue;
       }
-      if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
-      param.shares = ParamId();
+      if (!stays_tied(job, model, param)) {
+        if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
+        param.shares = ParamId();
+      }
       param.part.dimension = options.dimension;
       if (options.places_gradients) thaw(model, param);
       if (style == ModuleStyle::Sequence || style == ModuleStyle::Replicate) {
@@ -111,6 +127,7 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
   }
   for (ParamInfo& param : model.params) {  // what shared a tensor that is new now
     if (!param.shares.valid() || model.params[param.shares.index()].part.dimension != options.dimension) continue;
+    if (stays_tied(job, model, param) && share_part(model.params[param.shares.index()], param)) continue;
     model.parallel.push_back({param.fqn, "untied"});
     param.shares = ParamId();
   }
@@ -329,7 +346,7 @@ Result<void> cut_tensors(Model& model, const std::vector<ModuleStyle>& styles, c
   options.places_gradients = job.fsdp.runtime == Runtime::Fsdp1;
   if (options.places_gradients) options.home = homes_of(model, job);
   std::vector<Cut> cuts(model.params.size());
-  cut_params(model, styles, options, cuts);
+  cut_params(model, job, styles, options, cuts);
   // Which gradients come as terms is seen at the end of a pass; a second one is made with that.
   const bool replicates = std::find(styles.begin(), styles.end(), ModuleStyle::Replicate) != styles.end();
   const Model before = replicates ? model : Model();

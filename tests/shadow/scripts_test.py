@@ -239,6 +239,23 @@ class Shadow(unittest.TestCase):
             answer, _ = self.watch("tensor_ranks.py", "--beside", way)
             self.assertTrue(any("DDP replicates a model" in note for note in answer["notes"]), answer["notes"])
 
+    def test_layers_that_are_cut_in_ways_of_their_own(self):
+        """Heads that a rank counts when it makes the model, keys of fewer heads than ranks, a head tied behind the plan, one DTensor for several layers,
+        a table that is gathered beside logits that the loss gathers, DTensors in FSDP1's flat parameters."""
+        found = {"told": {}, "keys": {"allow_traps": [54]}, "tied": {"tied": {"head.weight": "embed.weight"}}, "inner": {}, "table": {}, "fsdp1": {}}
+        for way, fsdp in found.items():
+            with self.subTest(way):
+                answer, job = self.watch("styles.py", way, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.001, reserved=0.04)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual(job["mesh"]["tensor"], 4)
+                self.assertEqual({key: job["fsdp"].get(key) for key in fsdp}, fsdp)
+                self.assertEqual("allow_traps" in job["fsdp"], way == "keys", job["fsdp"])
+
+    def test_what_is_cut_by_hand_is_told(self):
+        answer, _ = self.watch("styles.py", "hand", flags=("--world", "8"))
+        self.assertTrue(any("scale is cut over ranks, and is no layer's" in note for note in answer["notes"]), answer["notes"])
+
     def test_sequences_that_ranks_share(self):
         for way, buffers in {"buffers": "resized", "modules": "whole"}.items():
             with self.subTest(way):

@@ -61,19 +61,30 @@ def fsdp2_parameters(root) -> list:
 
 
 class Unmanaged:
-    """A DTensor that is a module's own parameter and that FSDP2 does not manage, in the words of FSDP2's FSDPParam."""
+    """A DTensor that FSDP2 does not manage (a module's own parameter, one in a flat parameter of FSDP1's), in the words of FSDP2's FSDPParam."""
 
     is_dtensor = True
 
-    def __init__(self, module, name, parameter):
+    def __init__(self, module, name, parameter, spec):
         self._module_info = types.SimpleNamespace(module=module, param_name=name, shared_modules=[], shared_param_names=[])
         self.sharded_param = self._unsharded_param = parameter
-        self._tp_spec = parameter._spec
-        self._spmd_mesh = parameter.device_mesh
+        self._tp_spec = spec
+        self._spmd_mesh = spec.mesh
+
+
+def in_flat_parameters(root) -> list[Unmanaged]:
+    """DTensors that FSDP1 has flattened: their local tensors, and what these were parts of."""
+    found = []
+    for wrapper in root.modules():
+        flat = getattr(getattr(wrapper, "_handle", None), "flat_param", None)
+        for info, spec in zip(getattr(flat, "_param_infos", ()), getattr(flat, "_param_extensions", ())):
+            if spec is not None:
+                found.append(Unmanaged(info.module, info.param_name, types.SimpleNamespace(shape=spec.shape), spec))
+    return found
 
 
 def mesh_parameters(root) -> list:
-    """What is known of each parameter that may lie on a mesh: FSDP2's, and DTensors that nothing shards any further."""
+    """What is known of each parameter that may lie on a mesh: FSDP2's, and DTensors of FSDP1 or of no FSDP."""
     managed = fsdp2_parameters(root)
     if root is None or "torch.distributed.tensor" not in sys.modules:
         return managed
@@ -83,7 +94,7 @@ def mesh_parameters(root) -> list:
     for info in (each._module_info for each in managed):
         for module, name in ((info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names)):
             own.pop((id(module), name), None)
-    return managed + [Unmanaged(module, name, each) for (_, name), (module, each) in own.items()]
+    return managed + in_flat_parameters(root) + [Unmanaged(module, name, each, each._spec) for (_, name), (module, each) in own.items()]
 
 
 def named(root, parameters) -> list[tuple[str, object]]:

@@ -520,8 +520,8 @@ def finish() -> None:
         _found["float8"] = narrow
     if _first_call.get("sequence"):
         _found["sequence"] = _first_call["sequence"]
-    if (twice := tensor_plan.cut_twice(_root())) is not None:
-        note(f"{twice} is cut over two dimensions beside FSDP's: not planned")
+    if (reason := tensor_plan.why_not(_root())) is not None:
+        note(reason)
         _found["model"] = None
         return
     if _plain.get("parts"):

@@ -59,7 +59,7 @@ def found(root) -> dict | None:
         layout, local = _output(module)
         word = _word(module, parts.get(id(module), []))
         if word is None and id(module) not in parts and _gathers(module):
-            word = "summed" if layout is not None and layout.is_partial() else "gather"
+            word = "summed" if layout is not None and layout.is_partial() and _hands_on_local(module) else "gather"
         if word is None and _splits_rows(module):
             word = "split"
         if word is None and id(module) in summed:
@@ -69,14 +69,24 @@ def found(root) -> dict | None:
             words[names.clean(name)] = word
     if sequence:
         words |= _given_whole(root, words)
-    for name, local in _heads(root, words):
-        words[name], loss = "head", loss or not local
-    return {"plan": _patterns(words), "sequence": sequence, "loss": loss} if words else None
+    cut = []
+    for name, whole in _heads(root, words):
+        words[name], loss = "head", loss or not whole
+        cut += [] if whole else [name]
+    return {"plan": _patterns(words), "sequence": sequence, "loss": loss, "cut": cut} if words else None
 
 
-def cut_twice(root) -> str | None:
-    """A parameter that is cut over two dimensions beside FSDP's and that no plan has: experts over ranks, and each one's matrices, it has."""
-    return next((name for name, each in names.named(root, names.mesh_parameters(root)) if _is_cut_twice(each) and not are_experts(each)), None)
+def why_not(root) -> str | None:
+    """A parameter that is cut as no plan has it: over two dimensions beside FSDP's (experts over ranks, and each one's matrices, it has), or by hand."""
+    parts = _cut(root)
+    for name, each in names.named(root, names.mesh_parameters(root)):
+        module = getattr(each, "_module_info", None) and each._module_info.module
+        if _is_cut_twice(each) and not are_experts(each):
+            return f"{name} is cut over two dimensions beside FSDP's: not planned"
+        cut = getattr(each, "is_dtensor", False) and any(one.is_shard() for one in each._tp_spec.placements)
+        if cut and _word(module, parts.get(id(module), [])) is None and id(module) in parts:
+            return f"{name} is cut over ranks, and is no layer's, table's or stacked matrix that a plan cuts: not planned"
+    return None
 
 
 def _is_cut_twice(parameter) -> bool:
@@ -85,7 +95,7 @@ def _is_cut_twice(parameter) -> bool:
 
 def gathered_by_the_loss(cut: dict) -> dict:
     """The same where the script itself makes whole what its head hands on as a DTensor."""
-    words = {name: "head_gathered" if cut["loss"] and word == "head" else word for name, word in cut["plan"].items()}
+    words = {name: "head_gathered" if name in cut["cut"] and word == "head" else word for name, word in cut["plan"].items()}
     return cut | {"plan": words, "loss": False}
 
 
@@ -119,7 +129,8 @@ def _cut(root) -> dict[int, list]:
         if getattr(each, "is_dtensor", False) and each._module_info.param_name != "bias":
             cut = [one for one in each._tp_spec.placements if one.is_shard()]
             placement = _Twice() if are_experts(each) and len(cut) > 1 else each._tp_spec.placements[-1]
-            parts.setdefault(id(each._module_info.module), []).append((len(each.sharded_param.shape), placement))
+            for module in (each._module_info.module, *each._module_info.shared_modules):
+                parts.setdefault(id(module), []).append((len(each.sharded_param.shape), placement))
     return parts
 
 
@@ -151,13 +162,13 @@ def _word(module, parts) -> str | None:
 
 
 def _heads(root, words):
-    """(name, whether a plain tensor comes out) of the layers that make logits: what they hand on is whole, or a DTensor that no rowwise layer takes."""
+    """(name, whether all of it comes out) of the layers that make logits: what they hand on is whole, or a DTensor that no rowwise layer takes."""
     order = [(names.clean(name), module) for name, module in root.named_modules()]
     last = max((at for at, (name, _) in enumerate(order) if words.get(name) == "rowwise"), default=-1)
     for at, (name, module) in enumerate(order):
         layout, local = _output(module)
         if words.get(name) == "colwise" and layout is not None and (layout.is_replicate() or (not local and at > last)):
-            yield name, local
+            yield name, local or layout.is_replicate()
 
 
 def _closed_over(hooks):
@@ -238,6 +249,13 @@ def _gathers(module) -> bool:
         note("a module cuts along the sequence what every rank has whole: planned is a layer before it that hands on each rank's part")
         return False
     return bool(changes)
+
+
+def _hands_on_local(module) -> bool:
+    """Whether what is made whole is a local tensor inside; layers that are given one DTensor have one gradient of it."""
+    from torch.distributed.tensor.parallel import PrepareModuleInput
+
+    return all(value.use_local_output for value in _closed_over(module._forward_pre_hooks) if isinstance(value, PrepareModuleInput))
 
 
 def _given_whole(root, words: dict) -> dict[str, str]:

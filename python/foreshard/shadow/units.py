@@ -43,7 +43,8 @@ def _unit1(name: str, module) -> dict:
         "forward_prefetch": bool(module.forward_prefetch), "limit_all_gathers": bool(module.limit_all_gathers),
         "use_orig_params": bool(module._use_orig_params), "shard_group": module.process_group.size(),
         "parameters": 0 if handle is None else len(handle.flat_param._shapes),
-        "forward": [], "backward": [], "shard_dim": {}, "tensor_parallel": 1, "expert_parallel": 1,
+        "forward": [], "backward": [], "shard_dim": {}, "expert_parallel": 1,
+        "tensor_parallel": max((part.mesh.size() for part in getattr(getattr(handle, "flat_param", None), "_param_extensions", ()) if part is not None), default=1),
     }  # fmt: skip
 
 
@@ -140,6 +141,17 @@ def tied(root) -> dict[str, str]:
         first = named.setdefault(id(each.sharded_param), name)
         if first != name:
             pairs[name] = first
+    return pairs | _tied_behind_a_plan(root)
+
+
+def _tied_behind_a_plan(root) -> dict[str, str]:
+    """Parameters that two modules of a unit have in common, as one DTensor: a plan over tensor ranks has untied what was tied before it."""
+    called = {id(module): names.clean(name) for name, module in root.named_modules()} if root is not None else {}
+    pairs = {}
+    for name, each in names.named(root, names.fsdp2_parameters(root)):
+        info = each._module_info
+        for module, shared in zip(info.shared_modules, info.shared_param_names) if getattr(each, "is_dtensor", False) else ():
+            pairs[f"{called.get(id(module), '')}.{shared}".removeprefix(".")] = name
     return pairs
 
 
