@@ -241,8 +241,8 @@ class Shadow(unittest.TestCase):
 
     def test_layers_that_are_cut_in_ways_of_their_own(self):
         """Heads that a rank counts when it makes the model, keys of fewer heads than ranks, a head tied behind the plan, one DTensor for several layers,
-        a table that is gathered beside logits that the loss gathers, DTensors in FSDP1's flat parameters."""
-        found = {"told": {}, "keys": {"allow_traps": [54]}, "tied": {"tied": {"head.weight": "embed.weight"}}, "inner": {}, "table": {}, "fsdp1": {}}
+        a table that is gathered beside logits that the loss gathers, DTensors in FSDP1's flat parameters, styles that say nothing of what comes in."""
+        found = {"told": {}, "keys": {"allow_traps": [54]}, "tied": {"tied": {"head.weight": "embed.weight"}}, "inner": {}, "table": {}, "fsdp1": {}, "silent": {}}
         for way, fsdp in found.items():
             with self.subTest(way):
                 answer, job = self.watch("styles.py", way, flags=("--world", "8"))
@@ -252,9 +252,11 @@ class Shadow(unittest.TestCase):
                 self.assertEqual({key: job["fsdp"].get(key) for key in fsdp}, fsdp)
                 self.assertEqual("allow_traps" in job["fsdp"], way == "keys", job["fsdp"])
 
-    def test_what_is_cut_by_hand_is_told(self):
-        answer, _ = self.watch("styles.py", "hand", flags=("--world", "8"))
-        self.assertTrue(any("scale is cut over ranks, and is no layer's" in note for note in answer["notes"]), answer["notes"])
+    def test_what_no_plan_cuts_is_told(self):
+        for way, text in {"hand": "scale is cut over ranks, and is no layer's", "rows": "head gathers rows that each rank brings"}.items():
+            answer, _ = self.watch("styles.py", way, flags=("--world", "8"))
+            self.assertTrue(any(text in note for note in answer["notes"]), answer["notes"])
+            self.assertFalse(answer["plan"])
 
     def test_sequences_that_ranks_share(self):
         for way, buffers in {"buffers": "resized", "modules": "whole"}.items():

@@ -51,6 +51,7 @@ def found(root) -> dict | None:
     """{"plan": {pattern: word}, "sequence": bool, "loss": bool}; None: nothing is cut."""
     words: dict[str, str] = {}
     sequence = loss = False
+    silent: list[str] = []  # whole weights whose style says nothing of what comes in
     parts = _cut(root)
     if not parts:
         return None
@@ -64,9 +65,13 @@ def found(root) -> dict | None:
             word = "split"
         if word is None and id(module) in summed:
             word = "gradient_sum"
-        sequence = sequence or word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout))
+        if word == "sequence" and not _placements(module._forward_pre_hooks):
+            silent.append(names.clean(name))
+        elif word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout)):
+            sequence = True
         if word is not None:
             words[names.clean(name)] = word
+    words |= {} if sequence else dict.fromkeys(silent, "replicate")
     if sequence:
         words |= _given_whole(root, words)
     cut = []
@@ -86,7 +91,25 @@ def why_not(root) -> str | None:
         cut = getattr(each, "is_dtensor", False) and any(one.is_shard() for one in each._tp_spec.placements)
         if cut and _word(module, parts.get(id(module), [])) is None and id(module) in parts:
             return f"{name} is cut over ranks, and is no layer's, table's or stacked matrix that a plan cuts: not planned"
+    return _given_rows(root)
+
+
+def _given_rows(root) -> str | None:
+    """A layer that gathers what each rank brings as rows of its own: the model's inputs are parts, and it has no whole ones to be captured with."""
+    cut = found(root)
+    if cut is None or cut["sequence"]:
+        return None
+    for name, module in root.named_modules():
+        taken = _placements(module._forward_pre_hooks)
+        if isinstance(getattr(module, "weight", None), _dtensor()) and any(each.is_shard(0) for each in taken):
+            return f"{names.clean(name)} gathers rows that each rank brings of its own: the model's input is a part, which is not planned"
     return None
+
+
+def _dtensor() -> type:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
 
 
 def _is_cut_twice(parameter) -> bool:

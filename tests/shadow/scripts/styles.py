@@ -9,11 +9,11 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import parallel as tp
 
 parser = argparse.ArgumentParser()
-parser.add_argument("way", choices=["told", "keys", "tied", "inner", "table", "fsdp1", "hand"])
+parser.add_argument("way", choices=["told", "keys", "tied", "inner", "table", "fsdp1", "silent", "hand", "rows"])
 way = parser.parse_args().way
 SEQ, DIM, HEADS, WIDTH, WORDS = 256, 256, 8, 32, 4000
 dist.init_process_group("nccl")
@@ -76,6 +76,16 @@ class Decoder(nn.Module):
         return self.head(self.norm(x))
 
 
+class Silent(tp.ParallelStyle):
+    """Whole weights as DTensors; its hooks close over nothing."""
+
+    def _apply(self, module, mesh):
+        def enter(module, inputs, mesh):
+            return (DTensor.from_local(inputs[0], mesh, [Replicate()], run_check=False),)
+
+        return distribute_module(module, mesh, None, enter, lambda module, output, mesh: output.to_local())
+
+
 def cut(model):
     whole, part = Replicate(), Shard(1)
     columns, rows = tp.ColwiseParallel, tp.RowwiseParallel
@@ -93,6 +103,10 @@ def cut(model):
     if way == "inner":
         tp.parallelize_module(model, tensor, {"embed": rows(input_layouts=whole, output_layouts=part), "norm": tp.SequenceParallel()})
         tp.parallelize_module(model, tensor, {"head": columns(input_layouts=part, output_layouts=whole)})
+    for block in model.blocks if way == "silent" else ():
+        tp.parallelize_module(block, tensor, {"norm": Silent(), "norm2": Silent()})
+    if way == "rows":  # each rank brings rows of its own
+        tp.parallelize_module(model, tensor, {"head": columns(input_layouts=Shard(0), output_layouts=Shard(0))})
     if way == "table":  # the loss gathers the logits
         tp.parallelize_module(model, tensor, {"embed": columns(output_layouts=whole), "head": columns(use_local_output=False)})
     if way == "tied":
