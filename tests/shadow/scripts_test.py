@@ -234,6 +234,13 @@ class Shadow(unittest.TestCase):
         self.assertEqual((answer["differences"], job["fsdp"].get("allow_traps", [])), ([], []))
         self.assertEqual(job["fsdp"]["wrap"]["units"], [f"blocks.{i}" for i in range(3)])
 
+    def test_layers_over_tensor_ranks_that_fsdps_ground_replicates(self):
+        answer, job = self.watch("tensor_ranks.py", "--beside", "copies", "--clip")
+        self.assert_as_planned(answer, within=0.002)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["fsdp"]["strategy"], job["cluster"]["shard_group"], job["cluster"]["world_size"]), ("HYBRID_SHARD", 1, 4))
+        self.assertEqual(job["fsdp"]["wrap"]["units"], [f"blocks.{i}" for i in range(3)])
+
     def test_ddp_around_dtensors_is_told(self):
         for way in ("ddp", "replicate"):
             answer, _ = self.watch("tensor_ranks.py", "--beside", way)

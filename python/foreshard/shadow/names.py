@@ -128,11 +128,11 @@ def of_script(thing) -> str:
 
 
 def class_of(module) -> type:
-    """The module's class as written: fully_shard puts one of its own in front."""
+    """The module's class as written: fully_shard, and replicate on its ground, put one of their own in front."""
     kind = type(module)
-    if kind.__name__.startswith("FSDP") and "torch.distributed.fsdp" in sys.modules:
+    if kind.__name__.startswith(("FSDP", "Replicate")) and "torch.distributed.fsdp" in sys.modules:
         from torch.distributed.fsdp import FSDPModule
 
         if issubclass(kind, FSDPModule):
-            return kind.__mro__[2]
+            return next(each for each in kind.__mro__ if not issubclass(each, FSDPModule))
     return kind

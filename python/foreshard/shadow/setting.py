@@ -30,7 +30,8 @@ _found: dict | None = None
 def begin() -> None:
     report.told_by("setting", lambda: _found)
     steps.watched_by(optimizer_steps, offloads, finish)
-    after_import("torch.distributed.fsdp._fully_shard._fully_shard", _watch_fully_shard)
+    after_import("torch.distributed.fsdp._fully_shard._fully_shard", functools.partial(_watch_fully_shard, name="fully_shard"))
+    after_import("torch.distributed._composable.replicate_with_fsdp", functools.partial(_watch_fully_shard, name="replicate"))
     after_import("torch.distributed.fsdp._fully_shard._fsdp_state", _watch_fsdp2_forward)
     after_import("torch.distributed.fsdp.fully_sharded_data_parallel", _watch_fsdp1)
     sequence.begin()
@@ -104,8 +105,8 @@ def _made_on(module) -> None:
         _init = {"meta": "meta", "cpu": "host"}.get(parameter.device.type, "device")
 
 
-def _watch_fully_shard(python_module) -> None:
-    inner = python_module.fully_shard
+def _watch_fully_shard(python_module, name: str) -> None:
+    inner = getattr(python_module, name)
 
     @functools.wraps(inner)
     def fully_shard(module, *args, **kwargs):
@@ -116,7 +117,7 @@ def _watch_fully_shard(python_module) -> None:
         return result
 
     fully_shard.state = inner.state
-    python_module.fully_shard = fully_shard
+    setattr(python_module, name, fully_shard)
 
 
 def _watch_fsdp2_forward(python_module) -> None:

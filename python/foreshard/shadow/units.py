@@ -174,7 +174,7 @@ def _unit2(state, called, twice) -> dict:
         "reshard_after_forward": group is not None and _reshards(group), "param": _dtype(policy.param_dtype), "reduce": _dtype(policy.reduce_dtype), "buffer": "none",
         "output": _dtype(policy.output_dtype), "cast_forward_inputs": policy.cast_forward_inputs,
         "cpu_offload": group is not None and hasattr(group.offload_policy, "pin_memory"),
-        "shard_group": getattr(mesh, "shard_mesh_size", 0) or 0, "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
+        "shard_group": 0 if mesh is None else getattr(mesh, "shard_mesh_size", 1), "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
         "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims,
         "casts_at": [names.beside_wrapper(name) for name in wrapped],
         **tensor_plan.over(parameters, mesh.mesh if mesh is not None else None),

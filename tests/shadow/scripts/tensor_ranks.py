@@ -16,7 +16,7 @@ parser.add_argument("--plain", action="store_true")  # norms stay plain tensors
 parser.add_argument("--optimizer", choices=["foreach", "fused", "for-loop", "sgd", "momentum", "default"], default="default")
 parser.add_argument("--clip", action="store_true")
 parser.add_argument("--micro-batches", type=int, default=1)
-parser.add_argument("--beside", choices=["", "ddp", "replicate", "one"], default="")
+parser.add_argument("--beside", choices=["", "ddp", "replicate", "one", "copies"], default="")
 args = parser.parse_args()
 SEQ, DIM, HEADS, WORDS = 256, 256, 4, 8000
 
@@ -76,6 +76,12 @@ def main():
         from torch.distributed._composable.replicate import replicate
 
         replicate(model, device_mesh=mesh["data"], bucket_cap_mb=100)
+    elif args.beside == "copies":
+        from torch.distributed._composable.replicate_with_fsdp import replicate
+
+        for block in model.blocks:
+            replicate(block, mesh=mesh["data"])
+        replicate(model, mesh=mesh["data"])
     elif args.beside == "one":
         for block in model.blocks:
             fully_shard(block, mesh=mesh["data"])
