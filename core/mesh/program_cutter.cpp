@@ -242,6 +242,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
       if (along_sequence) return gather(value, false, true, module, open.call);
       if (cut.cut() || cut.replica || cut.term || (cut.spread && !partial_.arrives(value))) return value;
       return copied(value, {module, open.call}, true);
+    case ModuleStyle::Rowwise: return cut.cut() || cut.term ? value : parted(value, {module, open.call});
     case ModuleStyle::Replicate: return enter_replicated(open, value);
     case ModuleStyle::ExpertTensor: return cut.cut() || cut.term ? value : copied(value, {module, open.call}, false);
     case ModuleStyle::Summed: {  // a local tensor, whose gradient is taken to be whole

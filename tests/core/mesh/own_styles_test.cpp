@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "core/lowering/lowering.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/plan/build_plan.h"
@@ -68,6 +69,31 @@ TEST(OwnStyles, AttentionTakesItsQueriesHeadsOfKeysThatAreWhole) {
   EXPECT_TRUE(has_row(*model, "model.layers.1.self_attn.v_proj.weight", "partial"));
   EXPECT_FALSE(has_row(*model, "model.layers.0.self_attn.q_proj.weight", "partial"));
   EXPECT_FALSE(build_plan(*model, job));  // trap 54
+}
+
+TEST(OwnStyles, ARowwiseLayerTakesItsPartOfWhatIsWhole) {
+  Job job = job_of();
+  job.mesh.plan = {{"model.layers.*.self_attn.o_proj", "rowwise"}};
+  const auto model = rank_model(llama(job), job);
+  ASSERT_TRUE(model) << model.error().message;
+  std::int64_t parts = 0;
+  for (const Op& op : model->ops) {
+    if (op.name != "mesh.part") continue;
+    ++parts;
+    EXPECT_EQ(model->values[op.out.front().index()].shape.back(), 24);
+    EXPECT_EQ(model->modules[op.module.index()].fqn.substr(0, 13), "model.layers.");
+  }
+  EXPECT_EQ(parts, 2);
+  const std::vector<bool> trainable(model->params.size(), true);
+  const auto end = static_cast<std::int32_t>(model->ops.size());
+  const LoweredProgram lowered = lower(*model, {{0, end, false, -1}}, trainable).value();
+  std::int64_t gathered = 0, copied = 0;  // gradients of the layers' inputs; parts
+  for (const Kernel& kernel : lowered.templates.front().backward.kernels)
+    gathered += kernel.collective == KernelCollective::AllGather ? 1 : 0;
+  for (const Kernel& kernel : lowered.templates.front().forward.kernels)
+    copied += kernel.collective == KernelCollective::AllGather ? 1 : 0;
+  EXPECT_EQ(gathered, 2);
+  EXPECT_EQ(copied, 0);
 }
 
 TEST(OwnStyles, ATableHandsOnNoLogits) {
