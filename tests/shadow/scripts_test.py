@@ -218,11 +218,11 @@ class Shadow(unittest.TestCase):
 
     def test_layers_over_tensor_ranks_that_nothing_shards(self):
         cases = {(): [], ("--clip", "--optimizer", "fused"): [58], ("--optimizer", "foreach", "--micro-batches", "2"): [], ("--optimizer", "sgd"): [],
-                 ("--optimizer", "momentum"): [58], ("--plain", "--optimizer", "for-loop"): []}  # fmt: skip
+                 ("--optimizer", "momentum"): [58], ("--plain", "--optimizer", "for-loop"): [], ("--tied",): []}  # fmt: skip
         for words, traps in cases.items():
             with self.subTest(words):
                 answer, job = self.watch("tensor_ranks.py", *words)
-                self.assert_as_planned(answer, reserved=0.02, time=None)
+                self.assert_as_planned(answer, within=0.006, reserved=0.02, time=None)
                 self.assertEqual(answer["differences"], [])
                 self.assertEqual((job["fsdp"]["runtime"], job["mesh"]["tensor"], job["cluster"]["world_size"]), ("none", 4, 4))
                 self.assertEqual(job["fsdp"].get("allow_traps", []), traps)

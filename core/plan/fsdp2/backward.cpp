@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
 #include "core/model/module_kind.h"
 
 namespace foreshard::fsdp2 {
@@ -161,6 +162,23 @@ void Backward::accumulate_grad(std::int32_t slot) {
   grad.buffer = {BufferWhat::Grad, place.unit, place.param};
   grad.arg = held ? 1 : 0;
   held = true;
+  if (!place.unit.valid() && info.part.dimension < 0 && info.part.gradient == MeshPart::Gradient::Term)
+    sum_by_hook(place);
+}
+
+/// A hook of the script sums the gradient of a whole parameter over the tensor ranks, in place.
+void Backward::sum_by_hook(const ParamSlot& place) {
+  const ParamInfo& info = run_.model.params[place.param.index()];
+  const MeshDimension& dimension = summing_dimension(run_.model, place.param);
+  out_.wait_stream(Stream::M, Stream::D, {});
+  Instruction& sum = out_.add(InstructionKind::AllReduce, Stream::M);
+  sum.buffer = {BufferWhat::Grad, {}, place.param};
+  sum.numel = place.grad_numel;
+  sum.dtype = info.dtype;
+  sum.bytes = place.grad_numel * itemsize(info.dtype);
+  sum.reduce_op = ReduceOp::Sum;
+  sum.communicator = enter_dimension(run_.plan, dimension.name, dimension.ranks);
+  out_.wait_stream(Stream::D, Stream::M, {});
 }
 
 // F2-14. Fires for every output tensor; does nothing while the unit is in PRE_BACKWARD.

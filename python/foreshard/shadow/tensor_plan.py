@@ -56,6 +56,7 @@ def found(root) -> dict | None:
     if not parts:
         return None
     summed = {id(each._module_info.module) for each in names.mesh_parameters(root) if _is_summed_by_a_hook(each)}
+    summed |= {id(module) for module in root.modules() if any(_has_summing_hook(each) for each in module._parameters.values())}
     for name, module in root.named_modules():
         layout, local = _output(module)
         word = _word(module, parts.get(id(module), []))
@@ -159,8 +160,12 @@ def _cut(root) -> dict[int, list]:
 
 def _is_summed_by_a_hook(parameter) -> bool:
     """A whole parameter beside the mesh whose gradient a hook of the script sums over its ranks where autograd makes it."""
-    hooks = getattr(getattr(parameter, "_unsharded_param", None), "_post_accumulate_grad_hooks", None) or {}
-    return not getattr(parameter, "is_dtensor", False) and any(_is_of_mesh(hook) for hook in hooks.values())
+    return not getattr(parameter, "is_dtensor", False) and _has_summing_hook(getattr(parameter, "_unsharded_param", None))
+
+
+def _has_summing_hook(parameter) -> bool:
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return not hasattr(parameter, "device_mesh") and any(_is_of_mesh(hook) for hook in hooks.values())
 
 
 def _word(module, parts) -> str | None:

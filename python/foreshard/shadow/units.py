@@ -147,9 +147,11 @@ def tied(root) -> dict[str, str]:
 def _tied_behind_a_plan(root) -> dict[str, str]:
     """Parameters that two modules of a unit have in common, as one DTensor: a plan over tensor ranks has untied what was tied before it."""
     called = {id(module): names.clean(name) for name, module in root.named_modules()} if root is not None else {}
-    pairs = {}
-    for name, each in names.named(root, names.fsdp2_parameters(root)):
+    pairs, firsts = {}, {}
+    for name, each in names.named(root, names.mesh_parameters(root)):
         info = each._module_info
+        if isinstance(each, names.Unmanaged) and (first := firsts.setdefault(id(each.sharded_param), name)) != name:
+            pairs[name] = first
         for module, shared in zip(info.shared_modules, info.shared_param_names) if getattr(each, "is_dtensor", False) else ():
             pairs[f"{called.get(id(module), '')}.{shared}".removeprefix(".")] = name
     return pairs

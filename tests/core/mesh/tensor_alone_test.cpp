@@ -106,6 +106,26 @@ TEST(TensorAlone, KeepsTheGradientOfAllRowsUntilTheNextStep) {
   EXPECT_EQ(freed->bytes, 100 * 48 * 4);
 }
 
+TEST(TensorAlone, HooksSumGradientsWhereAutogradMakesThem) {
+  Job job = job_of(OptimizerImpl::ForLoop);
+  job.mesh.sequence_parallel = false;
+  job.mesh.plan = {{"model.layers.*.self_attn.q_proj", "colwise"},
+                   {"model.layers.*.self_attn.k_proj", "colwise"},
+                   {"model.layers.*.self_attn.v_proj", "colwise"},
+                   {"model.layers.*.self_attn.o_proj", "rowwise"},
+                   {"model.layers.*.input_layernorm", "gradient_sum"}};
+  const auto plan = plan_of(job);
+  ASSERT_TRUE(plan) << plan.error().message;
+  std::int64_t summed = 0;
+  for (const Instruction& i : plan->iterations.back().instructions) {
+    if (i.kind != InstructionKind::AllReduce || i.buffer.what != BufferWhat::Grad) continue;
+    ++summed;
+    EXPECT_EQ(i.phase, Phase::Backward);
+    EXPECT_EQ(i.bytes, 48 * 4);
+  }
+  EXPECT_EQ(summed, 2);
+}
+
 TEST(TensorAlone, RefusesListsOfDTensorsAndPlainTensorsAsPyTorchDoes) {
   Job job = job_of(OptimizerImpl::Foreach);
   job.mesh.sequence_parallel = false;  // norms stay plain

@@ -15,6 +15,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--plain", action="store_true")  # norms stay plain tensors
 parser.add_argument("--optimizer", choices=["foreach", "fused", "for-loop", "sgd", "momentum", "default"], default="default")
 parser.add_argument("--clip", action="store_true")
+parser.add_argument("--tied", action="store_true")  # the head, behind the plan
 parser.add_argument("--micro-batches", type=int, default=1)
 parser.add_argument("--beside", choices=["", "ddp", "replicate", "one", "copies"], default="")
 args = parser.parse_args()
@@ -70,6 +71,8 @@ def main():
     with torch.device("cuda"):
         model = Decoder()
     cut(model, mesh["tensor"])
+    if args.tied:
+        model.head.weight = model.embed.weight
     if args.beside == "ddp":
         model = nn.parallel.DistributedDataParallel(model, device_mesh=mesh["data"])
     elif args.beside == "replicate":
