@@ -14,13 +14,25 @@ struct Reads {
   int terms = 1, rows = 1;
 };
 
-/// One for each operator that does (torch/optim). AdamW: _foreach_lerp_, then _foreach_addcmul_ of a gradient with
-/// itself. SGD keeps the first gradient as it lies as its momentum, and list operators make sums of what they change.
+/// One for each operator that does (torch/optim). First moments take a _foreach_lerp_, second ones a _foreach_addcmul_
+/// of a gradient with itself; where steps are no moments' alone the gradient is read once more. SGD keeps the first
+/// gradient as it lies as its momentum, and list operators make sums of what they change.
 std::vector<Reads> reads_of(const OptimizerOptions& optimizer) {
-  if (optimizer.name == OptimizerKind::AdamW && optimizer.impl != OptimizerImpl::Fused) return {{1, 1}, {2, 2}};
+  const Reads once{1, 1}, squared{2, 2};
+  switch (optimizer.name) {
+    case OptimizerKind::AdamW:
+      if (optimizer.impl == OptimizerImpl::Fused) return {once};
+      return {once, squared};
+    case OptimizerKind::RAdam: return {once, squared};
+    case OptimizerKind::NAdam: return {once, squared, once};
+    case OptimizerKind::RMSprop:
+    case OptimizerKind::Adagrad: return {squared, once};
+    case OptimizerKind::Adamax: return {once, once};
+    default: break;
+  }
   const bool momentum = optimizer.name == OptimizerKind::Sgd && optimizer.momentum > 0;
   if (momentum && optimizer.impl == OptimizerImpl::Foreach) return {{1, 0}, {2, 0}, {1, 1}};
-  return {{1, 1}};
+  return {once};
 }
 
 }  // namespace

@@ -66,6 +66,21 @@ TEST(TensorAlone, SumsTermsForEveryOperatorOfTheStepThatReadsThem) {
   }
 }
 
+TEST(TensorAlone, OptimizersReadGradientsAsOftenAsTheirMomentsDo) {  // counted in scripts
+  for (const auto& [kind, reads] : {std::pair(OptimizerKind::RAdam, 3),
+                                    {OptimizerKind::NAdam, 4},
+                                    {OptimizerKind::RMSprop, 3},
+                                    {OptimizerKind::Adagrad, 3},
+                                    {OptimizerKind::Adamax, 2},
+                                    {OptimizerKind::Sgd, 1}}) {
+    Job job = job_of(OptimizerImpl::Foreach);
+    job.train.optimizer.name = kind;
+    const auto plan = plan_of(job);
+    ASSERT_TRUE(plan) << plan.error().message;
+    EXPECT_EQ(count(*plan, Phase::Optimizer, InstructionKind::AllReduce), reads * kNorms);
+  }
+}
+
 TEST(TensorAlone, ScalesSumsThatNobodyKeeps) {
   Job job = job_of(OptimizerImpl::Fused);
   job.train.clip_grad_norm = 1;
