@@ -65,6 +65,7 @@ class Finder {
       job().fsdp.runtime = Runtime::None;
       job().fsdp.mixed_precision = MixedPrecision::none();
       job().fsdp.wrap.policy = WrapPolicyKind::None;
+      tensor_ranks_alone();
     } else {
       units();
     }
@@ -93,6 +94,16 @@ class Finder {
       job().model.seq_given = true;
     }
     if (setting_.sequence_ranks > 1) context_dimension();
+  }
+
+  /// Layers over ranks side by side, and nothing that shards or replicates them: a job of those ranks.
+  void tensor_ranks_alone() {
+    if (setting_.tensor_ranks <= 1) return;
+    ClusterOptions& cluster = job().cluster;
+    cluster.world_size = job().mesh.tensor = setting_.tensor_ranks;
+    cluster.ranks_per_node = std::min<std::int64_t>(setting_.tensor_ranks, machine_.ranks_per_node);
+    cluster.rank = run_.rank % setting_.tensor_ranks;
+    cut_dimensions();
   }
 
   void context_dimension() {

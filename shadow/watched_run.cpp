@@ -120,6 +120,7 @@ FoundSetting setting_of(const json& row) {
   if (const auto told = row.find("allocator"); told != row.end()) setting.allocator = allocator_of(*told);
   if (const auto cut = row.find("tensor"); cut != row.end()) {
     setting.tensor_plan = cut->value("plan", std::map<std::string, std::string>{});
+    setting.tensor_ranks = cut->value("ranks", std::int64_t{1});
     setting.tensor_sequence = cut->value("sequence", false);
     setting.tensor_loss = cut->value("loss", false);
   }

@@ -87,6 +87,7 @@ struct FoundSetting {
   bool keeps_outputs = false;
   std::map<std::string, std::string> tensor_plan;  // mesh.plan; empty: nothing is cut, or nobody knows how
   bool tensor_sequence = false, tensor_loss = false;
+  std::int64_t tensor_ranks = 1;    // that parameters are cut over where nothing shards them
   std::int64_t sequence_ranks = 1;  // that share a sequence; `seq` is this one's part of it
   std::string sequence_rotate = "allgather", sequence_buffers = "resized";  // mesh.context_rotate, mesh.context_buffers
   bool sequence_balanced = true;

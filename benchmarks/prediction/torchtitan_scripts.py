@@ -18,6 +18,7 @@ MODELS = {
     "qwen3-moe": "qwen3/train_configs/qwen3_moe_debug.toml", "qwen3-0.6b": "qwen3/train_configs/qwen3_0.6b.toml",
 }  # fmt: skip
 TP, CP, EP = (f"--parallelism.{kind}_parallel_degree" for kind in ("tensor", "context", "expert"))
+ETP, ALONE = "--parallelism.expert_tensor_parallel_degree", "--parallelism.data_parallel_shard_degree 1"
 REPLICAS, AC, OPS = "--parallelism.data_parallel_replicate_degree 2", "--activation_checkpoint.mode", "--activation_checkpoint.selective_ac_option op"
 FLOAT8 = "--model.converters quantize.linear.float8"
 ROWS = "--quantize.linear.float8.recipe_name rowwise"
@@ -54,6 +55,13 @@ CASES = {  # name: (model, ranks, flags); every second block recomputes unless t
     "Llama 4, tensor 2, experts 8, all recomputed": ("llama4", 8, f"{TP} 2 {EP} 8 {AC} full"), "Llama 4, tensor 2, experts 4, replicas": ("llama4", 16, f"{TP} 2 {EP} 4 {REPLICAS}"),
     "DeepSeek-V3, tensor 2, experts 4": ("deepseek", 8, f"{TP} 2 {EP} 4"), "DeepSeek-V3, tensor 2, experts 4, by operator": ("deepseek", 8, f"{TP} 2 {EP} 4 {OPS}"),
     "DeepSeek-V3, tensor 4, experts 8, nothing recomputed": ("deepseek", 8, f"{TP} 4 {EP} 8 {AC} none"), "Qwen3 with experts, tensor 2, experts 4": ("qwen3-moe", 8, f"{TP} 2 {EP} 4"),
+    "tensor 4 alone": ("llama3", 4, f"{ALONE} {TP} 4"), "tensor 8 alone, foreach, nothing recomputed": ("llama3", 8, f"{ALONE} {TP} 8 {AC} none --optimizer.implementation foreach"),
+    "tensor 2 alone, for-loop, whole logits": ("llama3", 2, f"{ALONE} {TP} 2 {AC} full --optimizer.implementation for-loop --parallelism.disable_loss_parallel"),
+    "Llama 4, tensor 4 alone": ("llama4", 4, f"{ALONE} {TP} 4"), "DeepSeek-V3, tensor 2 alone": ("deepseek", 2, f"{ALONE} {TP} 2"),
+    "Llama 4, tensor 2, cut experts 2": ("llama4", 8, f"{TP} 2 {ETP} 2 {EP} 2"), "Llama 4, tensor 2, cut experts 4, all recomputed": ("llama4", 8, f"{TP} 2 {ETP} 2 {EP} 4 {AC} full"),
+    "Llama 4, tensor 2, cut experts 2, replicas": ("llama4", 16, f"{TP} 2 {ETP} 2 {EP} 2 {REPLICAS}"), "DeepSeek-V3, tensor 2, cut experts 4": ("deepseek", 8, f"{TP} 2 {ETP} 2 {EP} 4"),
+    "DeepSeek-V3, tensor 2, cut experts 2, nothing recomputed": ("deepseek", 8, f"{TP} 2 {ETP} 2 {EP} 2 {AC} none"),
+    "DeepSeek-V3, tensor 4, cut experts 2, by operator": ("deepseek", 8, f"{TP} 4 {ETP} 4 {EP} 2 {OPS}"), "Qwen3 with experts, tensor 2, cut experts 2": ("qwen3-moe", 8, f"{TP} 2 {ETP} 2 {EP} 2"),
 }  # fmt: skip
 
 

@@ -300,14 +300,13 @@ void add_offload_and_exceptions(TableMaker& t) {
   t.only({});
   t.texts("fsdp.ignored", FORESHARD_FIELD(fsdp.ignored), "module or parameter patterns that FSDP leaves alone");
   t.texts("fsdp.frozen", FORESHARD_FIELD(fsdp.frozen), "parameter patterns without gradient");
-  t.only(Runtime::Fsdp2);
   t.special(
       "fsdp.tied", "table of parameters",
       [](const Spot& spot, Job& job) { return read_text_table(spot, job.fsdp.tied); },
       [](const Job& job) { return text_table(job.fsdp.tied); },
-      "parameters that the script has tied once more when they were sharded, each with the one of another unit whose "
-      "shards it has: {\"lm_head.weight\" = \"embed_tokens.weight\"}");
-  t.only({});
+      "parameters that the script has tied once more, behind its plan over tensor ranks or when FSDP2 has sharded "
+      "them, "
+      "each with the one whose part or shards it has: {\"lm_head.weight\" = \"embed_tokens.weight\"}");
   t.special(
       "fsdp.allow_traps", "list of integers from 1 to 64",
       [](const Spot& spot, Job& job) { return read_traps(spot, job.fsdp.allow_traps); },

@@ -44,6 +44,7 @@ constexpr OpRule kMeshRules[] = {
     mesh_row("mesh.all_reduce"),
     mesh_row("mesh.all_to_all"),
     mesh_row("mesh.copy"),
+    mesh_row("mesh.part"),
     mesh_row("mesh.flash_attention",
              {SaveRule{false, 1, 0}, SaveRule{false, 0, 0}, SaveRule{false, 2, 0}, SaveRule{true, 1, 0},
               SaveRule{true, 0, 0}, SaveRule{true, 2, 0}, SaveRule{true, 3, 0}},
@@ -74,7 +75,8 @@ std::int32_t mesh_dimension_either_way(const Op& op) {
 }
 
 std::int32_t mesh_dimension_of(const Op& op) {
-  return op.name == "mesh.copy" || op.name == "mesh.embedding" ? -1 : mesh_dimension_either_way(op);
+  const bool in_backward = op.name == "mesh.copy" || op.name == "mesh.part" || op.name == "mesh.embedding";
+  return in_backward ? -1 : mesh_dimension_either_way(op);
 }
 
 namespace lowering {
@@ -401,6 +403,10 @@ std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref
   const auto dim = static_cast<std::int32_t>(int_arg(op, 2, "dim", 0));
   const std::int64_t whole = int_arg(op, 3, "whole", 0);
   if (op.name == "mesh.all_gather") return {mesh.all_gather(args[0], dim, whole)};
+  if (op.name == "mesh.part") {
+    const Ref own = mesh.part(args[0], dim, results[0].sizes[dim]);
+    return {mesh.copy("aten.clone.default", own, contiguous_layout(results[0].sizes, results[0].dtype))};
+  }
   return {mesh.reduce_scatter(args[0], dim, whole)};
 }
 
@@ -427,7 +433,7 @@ std::vector<Ref> mesh_backward(Emitter& emit, BackwardInput& in, const Ref& g) {
   if (op.name == "mesh.all_to_all") return {mesh.all_to_all(g, own.sizes[0], true)};
   const auto dim = static_cast<std::int32_t>(int_arg(op, 2, "dim", 0));
   const std::int64_t whole = int_arg(op, 3, "whole", 0);
-  if (op.name == "mesh.reduce_scatter") return {mesh.all_gather(g, dim, whole)};
+  if (op.name == "mesh.reduce_scatter" || op.name == "mesh.part") return {mesh.all_gather(g, dim, whole)};
   if (std::get<std::string>(op.args[4].value) == "reduce_scatter") return {mesh.reduce_scatter(g, dim, whole)};
   return {mesh.copy("aten.clone.default", g, contiguous_layout(own.sizes, own.dtype))};
 }

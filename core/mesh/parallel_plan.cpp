@@ -9,7 +9,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 15> kStyles{
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 16> kStyles{
     {{"colwise", ModuleStyle::Colwise},
      {"rowwise", ModuleStyle::Rowwise},
      {"head", ModuleStyle::Head},
@@ -24,6 +24,7 @@ constexpr std::array<std::pair<std::string_view, ModuleStyle>, 15> kStyles{
      {"gradient_sum", ModuleStyle::GradientSum},
      {"packed_colwise", ModuleStyle::Colwise},
      {"packed_expert_tensor", ModuleStyle::ExpertTensor},
+     {"cut_experts", ModuleStyle::CutExperts},
      {"experts", ModuleStyle::Experts}}};
 
 Error plan_error(ErrorCode code, std::string message, std::string expected, std::string got, std::string hint) {
@@ -149,8 +150,12 @@ std::vector<bool> local_modules(const Model& model, const std::vector<ModuleStyl
 }
 
 std::vector<ModuleStyle> styles_along(std::vector<ModuleStyle> styles, bool experts) {
-  for (ModuleStyle& style : styles)
-    if ((style == ModuleStyle::Experts) != experts) style = ModuleStyle::None;
+  for (ModuleStyle& style : styles) {
+    if (style == ModuleStyle::CutExperts)
+      style = experts ? ModuleStyle::Experts : ModuleStyle::ExpertTensor;
+    else if ((style == ModuleStyle::Experts) != experts)
+      style = ModuleStyle::None;
+  }
   return styles;
 }
 

@@ -31,6 +31,7 @@ enum class ModuleStyle : std::uint8_t {
   GradientSum,   // "gradient_sum": whole weights beside the mesh, whose gradients a hook of the script sums over the
                  // ranks
   Split,         // "split": handed this rank's rows of what every rank has (torchtitan's ReordererSequenceParallel)
+  CutExperts,    // "cut_experts": both, experts over ranks and the matrices of each (torchtitan's ExpertTensorParallel)
   Experts,       // "experts": stacked weights whose first dimension counts experts; cut over the expert dimension alone
 };
 std::string_view module_style_name(ModuleStyle style);
@@ -48,7 +49,8 @@ std::vector<bool> packed_modules(const Model& model, const MeshOptions& mesh);
 /// By ModuleId: inside a call of a module that runs on its own part of the sequence, or one itself.
 std::vector<bool> local_modules(const Model& model, const std::vector<ModuleStyle>& styles);
 
-/// Those of one dimension: of the expert dimension modules of experts alone, of the tensor dimension all others.
+/// Those of one dimension: of the expert dimension modules of experts alone, of the tensor dimension all others, and
+/// experts that both cut.
 std::vector<ModuleStyle> styles_along(std::vector<ModuleStyle> styles, bool experts);
 
 }  // namespace foreshard

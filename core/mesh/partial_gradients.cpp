@@ -30,7 +30,9 @@ bool has_formula(const Op& op) {
 
 void PartialGradients::follow(const Op& op, const std::vector<CutTensor>& args, const std::vector<ParamId>& params) {
   const auto is_parameter = [this](const CutTensor& x) { return x.value < 0 || views_.contains(x.value); };
-  const auto is_known = [this](const CutTensor& x) { return x.value >= 0 && sources_.contains(x.value); };
+  const auto is_known = [this](const CutTensor& x) {  // no gradient goes back through numbers of rows and places
+    return x.floating && x.value >= 0 && sources_.contains(x.value);
+  };
   const bool own = !params.empty() && std::any_of(args.begin(), args.end(), is_parameter);
   if (!own && std::none_of(args.begin(), args.end(), is_known)) return;
   if (op.name == "aten.detach.default") return;  // nothing comes back

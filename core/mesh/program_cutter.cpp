@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/model/module_kind.h"
+
 namespace foreshard::mesh {
 namespace {
 
@@ -162,7 +164,7 @@ void ProgramCutter::finish_rowwise(const Open& open) {
   } else if (is_head(style) && cut.cut()) {
     if (style == ModuleStyle::HeadGathered) {
       gathered_later_.insert(result);
-    } else if (options_.loss) {
+    } else if (options_.loss && kind_of(model_.modules[open.module.index()]) != ModuleKind::Embedding) {
       cut.spread = true;
     } else {
       now_[result] = gather(result, true, false, open.module, open.call);
@@ -240,6 +242,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
       if (along_sequence) return gather(value, false, true, module, open.call);
       if (cut.cut() || cut.replica || cut.term || (cut.spread && !partial_.arrives(value))) return value;
       return copied(value, {module, open.call}, true);
+    case ModuleStyle::Rowwise: return cut.cut() || cut.term ? value : parted(value, {module, open.call});
     case ModuleStyle::Replicate: return enter_replicated(open, value);
     case ModuleStyle::ExpertTensor: return cut.cut() || cut.term ? value : copied(value, {module, open.call}, false);
     case ModuleStyle::Summed: {  // a local tensor, whose gradient is taken to be whole

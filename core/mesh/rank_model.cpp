@@ -67,9 +67,23 @@ std::int32_t cut_dimension(ModuleStyle style, const ParamInfo& param, bool table
   return rowwise != table ? 1 : 0;
 }
 
-/// Cuts the parameters of a styled module; the plan makes new tensors, so nothing that it touches stays tied.
-void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh::TensorOptions& options,
-                std::vector<Cut>& cuts) {
+/// Whether the script has tied this parameter to another once more, behind the plan: both of one part.
+bool stays_tied(const Job& job, const Model& model, const ParamInfo& param) {
+  const auto told = param.shares.valid() ? job.fsdp.tied.find(param.fqn) : job.fsdp.tied.end();
+  return told != job.fsdp.tied.end() && model.params[param.shares.index()].fqn == told->second;
+}
+
+/// A tied parameter's gradient has all its terms in one placement, its own. REQUIRES both parts; false: they differ.
+bool share_part(ParamInfo& first, const ParamInfo& second) {
+  if (first.part.dim != second.part.dim || first.shape != second.shape) return false;
+  first.part.gradient = MeshPart::Gradient::Part;
+  return true;
+}
+
+/// Cuts the parameters of a styled module; the plan makes new tensors, so nothing that it touches stays tied, unless
+/// the script ties it anew.
+void cut_params(Model& model, const Job& job, const std::vector<ModuleStyle>& styles,
+                const mesh::TensorOptions& options, std::vector<Cut>& cuts) {
   const Group& group = options.group;
   const std::vector<bool> tables = embedding_tables(model), local = local_modules(model, styles);
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
@@ -87,8 +101,10 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
         if (param.requires_grad) param.part.gradient = MeshPart::Gradient::Term;
         continue;
       }
-      if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
-      param.shares = ParamId();
+      if (!stays_tied(job, model, param)) {
+        if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
+        param.shares = ParamId();
+      }
       param.part.dimension = options.dimension;
       if (options.places_gradients) thaw(model, param);
       if (style == ModuleStyle::Sequence || style == ModuleStyle::Replicate) {
@@ -111,6 +127,7 @@ void cut_params(Model& model, const std::vector<ModuleStyle>& styles, const mesh
   }
   for (ParamInfo& param : model.params) {  // what shared a tensor that is new now
     if (!param.shares.valid() || model.params[param.shares.index()].part.dimension != options.dimension) continue;
+    if (stays_tied(job, model, param) && share_part(model.params[param.shares.index()], param)) continue;
     model.parallel.push_back({param.fqn, "untied"});
     param.shares = ParamId();
   }
@@ -246,12 +263,15 @@ Result<void> check_script(const Job& job) {
 
 Result<void> check_mesh(const Job& job) {
   const MeshOptions& mesh = job.mesh;
-  if (is_cut(mesh) && job.fsdp.runtime != Runtime::Fsdp1 && job.fsdp.runtime != Runtime::Fsdp2) {
+  const bool shards = job.fsdp.runtime == Runtime::Fsdp1 || job.fsdp.runtime == Runtime::Fsdp2;
+  const bool alone = job.fsdp.runtime == Runtime::None && mesh.context <= 1 && mesh.expert <= 1 &&
+                     mesh.tensor == job.cluster.world_size;
+  if (is_cut(mesh) && !shards && !alone) {
     return fail({ErrorCode::Unsupported,
                  "this runtime has no mesh of several dimensions",
                  {},
                  "fsdp.runtime",
-                 "fsdp2 or fsdp1",
+                 "fsdp2 or fsdp1; none over tensor ranks alone",
                  std::string(runtime_name(job.fsdp.runtime)),
                  "take the degrees of [mesh] away, or set fsdp2"});
   }
@@ -326,7 +346,7 @@ Result<void> cut_tensors(Model& model, const std::vector<ModuleStyle>& styles, c
   options.places_gradients = job.fsdp.runtime == Runtime::Fsdp1;
   if (options.places_gradients) options.home = homes_of(model, job);
   std::vector<Cut> cuts(model.params.size());
-  cut_params(model, styles, options, cuts);
+  cut_params(model, job, styles, options, cuts);
   // Which gradients come as terms is seen at the end of a pass; a second one is made with that.
   const bool replicates = std::find(styles.begin(), styles.end(), ModuleStyle::Replicate) != styles.end();
   const Model before = replicates ? model : Model();
@@ -380,6 +400,21 @@ std::vector<ParallelStyle> left_whole(const Model& model, const std::vector<Modu
   return rows;
 }
 
+/// Experts whose matrices the tensor ranks share lie on every `tensor`-th rank, all of them.
+Result<void> check_cut_experts(const std::vector<ModuleStyle>& styles, const Job& job) {
+  const bool others = std::find(styles.begin(), styles.end(), ModuleStyle::Experts) != styles.end();
+  if (others || job.mesh.tensor <= 1) {
+    return fail(mesh_error("plan", "experts are cut over both dimensions or over their own",
+                           "cut_experts for all experts, beside mesh.tensor",
+                           others ? "experts too" : "mesh.tensor = 1", "use one style for all of them"));
+  }
+  const std::int64_t data = job.cluster.world_size / job.mesh.tensor;
+  if (data % job.mesh.expert == 0) return {};
+  return fail(mesh_error("expert", "experts that are cut over tensor ranks lie on data ranks",
+                         fmt::format("a divisor of the {} ranks beside the tensor dimension", data),
+                         std::to_string(job.mesh.expert), "change it or cluster.world_size"));
+}
+
 /// Experts on ranks of their own, and layers over the tensor dimension if there is one. What calls experts runs on a
 /// rank's part of the sequence, whose program is another one; or on this rank's rows of what its tensor ranks share,
 /// which are cut first.
@@ -387,6 +422,8 @@ Result<void> cut_beside_experts(Model& model, const std::vector<ModuleStyle>& st
                                 const PartBuilder& build) {
   const std::vector<ModuleStyle> experts = styles_along(styles, true), layers = styles_along(styles, false);
   const bool cuts = job.mesh.tensor > 1;
+  const bool twice = std::find(styles.begin(), styles.end(), ModuleStyle::CutExperts) != styles.end();
+  if (auto possible = twice ? check_cut_experts(styles, job) : Result<void>(); !possible) return possible;
   const bool local = std::find(styles.begin(), styles.end(), ModuleStyle::Local) != styles.end();
   std::optional<Model> part;
   if (cuts && local) {
@@ -396,8 +433,8 @@ Result<void> cut_beside_experts(Model& model, const std::vector<ModuleStyle>& st
   }
   for (Model* one : {&model, part ? &*part : nullptr}) {
     if (one == nullptr) continue;
-    one->mesh.push_back(dimension_of(kExpertDimension, job.cluster.rank, job.mesh.expert, 1));
-    mark_experts(*one, experts, 0);
+    one->mesh.push_back(dimension_of(kExpertDimension, job.cluster.rank, job.mesh.expert, twice ? job.mesh.tensor : 1));
+    if (!twice) mark_experts(*one, experts, 0);
     if (cuts && !local) continue;
     if (auto done = spread_experts(*one, experts, job); !done) return done;
   }
@@ -449,7 +486,7 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
   }
   if (cuts) {
     if (auto ok = check_lengths(model, job, styles); !ok) return tl::unexpected(ok.error());
-    if (auto ok = check_matrices(model, styles); !ok) return tl::unexpected(ok.error());
+    if (auto ok = check_matrices(model, styles_along(styles, false)); !ok) return tl::unexpected(ok.error());
   }
   if (auto done = spreads ? cut_beside_experts(model, styles, job, build) : Result<void>(); !done)
     return tl::unexpected(done.error());

@@ -95,6 +95,24 @@ std::int32_t RankProgram::copied(std::int32_t value, const Caller& caller, bool 
   return made;
 }
 
+/// This rank's part of what every rank has, along the last dimension (Replicate to Shard); its gradients are gathered.
+std::int32_t RankProgram::parted(std::int32_t value, const Caller& caller) {
+  const Shape& whole = whole_[static_cast<std::size_t>(value)];
+  Cut cut;
+  cut.dim = static_cast<std::int32_t>(whole.size()) - 1;
+  cut.whole = whole.back();
+  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
+  const std::int32_t made = add_value(value, cut);
+  model_.values[static_cast<std::size_t>(value)].held = held;
+  model_.values[static_cast<std::size_t>(made)].held = {};
+  Op& op = emit("mesh.part", value, caller.module, caller.call);
+  op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
+  op.args.push_back(Arg{static_cast<std::int64_t>(cut.dim)});
+  op.args.push_back(Arg{cut.whole});
+  op.out.push_back(ValueId(made));
+  return made;
+}
+
 /// A parameter whose gradient is the sum of the ranks', or of all rows, of which this rank takes its own.
 std::int32_t RankProgram::placed_parameter(ParamId param, ModuleId module, std::int32_t call, std::int32_t region) {
   const ParamInfo& info = model_.params[param.index()];

@@ -17,6 +17,9 @@ bool takes_like_operands(const Op& op) {
   return rule != nullptr && rule->form == OpForm::Elementwise;
 }
 
+/// Of heads: keys and values of fewer heads than there are ranks are whole on each, which takes those of its queries.
+bool is_attention(const Op& op) { return op.name.find("scaled_dot_product") != std::string::npos; }
+
 /// The value that `op` expands along `dim` of its result; -1: it does not.
 std::int32_t expanded(const Op* op, std::int32_t dim, const std::vector<Shape>& whole) {
   if (op == nullptr || op->name != "aten.expand.default") return -1;
@@ -25,6 +28,35 @@ std::int32_t expanded(const Op* op, std::int32_t dim, const std::vector<Shape>& 
   const Shape &base = whole[from->id.index()], &made = whole[op->out.front().index()];
   const auto lead = static_cast<std::int32_t>(made.size() - base.size());
   return dim < lead || base[static_cast<std::size_t>(dim - lead)] == 1 ? from->id.value : -1;
+}
+
+const Op* maker_of(const std::vector<Op>& ops, ValueId value) {
+  const auto made = std::find_if(ops.rbegin(), ops.rend(), [&](const Op& op) {
+    return std::find(op.out.begin(), op.out.end(), value) != op.out.end();
+  });
+  return made == ops.rend() ? nullptr : &*made;
+}
+
+/// Parameters of the layer that a value is a view of, if there is one.
+std::vector<ParamId> layer_behind(const std::vector<Op>& ops, ValueId value) {
+  constexpr int kViews = 12;  // between a projection and attention
+  std::vector<ParamId> params;
+  const Op* op = maker_of(ops, value);
+  for (int step = 0; op != nullptr && params.empty() && step < kViews; ++step) {
+    ValueId next;
+    for (const Arg& arg : op->args) {
+      const auto* from = std::get_if<ValueRef>(&arg.value);
+      if (const auto* param = std::get_if<ParamRef>(&arg.value)) params.push_back(param->id);
+      if (from == nullptr) continue;
+      const Op* turned = maker_of(ops, from->id);  // a transposed matrix
+      const auto* param =
+          turned == nullptr || turned->args.empty() ? nullptr : std::get_if<ParamRef>(&turned->args.front().value);
+      if (param != nullptr) params.push_back(param->id);
+      if (param == nullptr && !next.valid()) next = from->id;
+    }
+    op = next.valid() ? maker_of(ops, next) : nullptr;
+  }
+  return params;
 }
 
 }  // namespace
@@ -40,7 +72,8 @@ void ProgramCutter::part_whole_operands(Op& op) {
     if (cut.cut() && !beside) beside = value->id.value;
     whole = whole || (!cut.cut() && !cut.term);
   });
-  if (!beside || !whole || !takes_like_operands(op)) return;
+  const bool attends = is_attention(op);
+  if (!beside || !whole || (!takes_like_operands(op) && !attends)) return;
   const auto rank = static_cast<std::int32_t>(whole_[static_cast<std::size_t>(*beside)].size());
   each_arg(op, [&](Arg& arg) {
     auto* value = std::get_if<ValueRef>(&arg.value);
@@ -51,8 +84,10 @@ void ProgramCutter::part_whole_operands(Op& op) {
     if (dim < 0 || shape[static_cast<std::size_t>(dim)] != cut.before * cut.whole * cut.after) return;
     const bool known = cut_of(value->id.value).spread;  // a DTensor
     const std::int32_t base = expanded(latest_maker(ops_, value->id.value), dim, whole_);
-    if (shape[static_cast<std::size_t>(dim)] == 1 || (base < 0 && !known)) return;
+    if (shape[static_cast<std::size_t>(dim)] == 1 || (base < 0 && !known && !attends)) return;
     cut.dim = dim;
+    for (const ParamId param : attends && !known ? layer_behind(ops_, value->id) : std::vector<ParamId>())
+      if (model_.params[param.index()].requires_grad) note_partial(model_, param);
     value->id = ValueId(part_of_operand(value->id.value, base, cut, {op.module, op.call}));
   });
 }

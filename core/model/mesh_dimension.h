@@ -32,6 +32,19 @@ inline const MeshDimension& summing_dimension(const Model& model, ParamId param)
   return model.mesh[at];
 }
 
+/// Ranks side by side that hold every expert once: the dimension's own, and those between them where each expert's
+/// matrices are cut as well.
+inline std::int64_t ranks_of_all_experts(const MeshDimension& experts) {
+  const std::int64_t apart = experts.ranks.size() > 1 ? experts.ranks[1] - experts.ranks[0] : 1;
+  return static_cast<std::int64_t>(experts.ranks.size()) * apart;
+}
+
+/// Whether they lie apart: an expert is cut over the tensor ranks between them.
+inline bool cuts_experts(const MeshDimension& dimension) {
+  return !shares_samples(dimension) &&
+         ranks_of_all_experts(dimension) > static_cast<std::int64_t>(dimension.ranks.size());
+}
+
 /// The dimension on which this parameter's experts lie; nullptr: it is no expert's.
 inline const MeshDimension* experts_of(const Model& model, ParamId param) {
   const std::int32_t at = model.params[param.index()].part.dimension;

@@ -130,6 +130,31 @@ void enter_mesh(const Model& model, Plan& plan) {
   });
 }
 
+/// Without FSDP the gradients of whole weights on a cut sequence stay terms. List operators make a sum of what they
+/// change, change that, and let go of it.
+void note_terms(const Model& model, const Job& job, Plan& plan) {
+  const auto is_term = [](const ParamInfo& param) {
+    return param.requires_grad && param.part.dimension >= 0 && param.part.gradient == MeshPart::Gradient::Term;
+  };
+  if (job.fsdp.runtime != Runtime::None || std::none_of(model.params.begin(), model.params.end(), is_term)) return;
+  const OptimizerOptions& optimizer = job.train.optimizer;
+  const bool clips = job.train.clip_grad_norm > 0;
+  const bool momentum =
+      optimizer.name == OptimizerKind::Sgd && optimizer.momentum > 0 && optimizer.impl == OptimizerImpl::Foreach;
+  if (!clips && !momentum) return;
+  plan.traps.push_back(
+      {58,
+       "what list operators change in place is lost where gradients are terms of the ranks' sum",
+       "mesh",
+       {},
+       std::string("gradients of whole weights on a cut sequence (norms) stay Partial DTensors without FSDP; ") +
+           (clips ? "clip_grad_norm_ scales a sum of them that is thrown away, so that they are stepped unclipped"
+                  : "their momentum is one too, and what _foreach_mul_ and _foreach_add_ make of it is thrown away"),
+       clips ? "fully_shard the model over a mesh of one rank, or train.clip_grad_norm = 0"
+             : "fully_shard the model over a mesh of one rank, or train.optimizer.impl = \"for_loop\"",
+       true});
+}
+
 /// Norms that are wrong, or fail, over a mesh.
 void note_clipping(const Model& model, const Job& job, Plan& plan) {
   if (job.train.clip_grad_norm <= 0) return;
@@ -237,6 +262,7 @@ void note_mesh(const Model& model, const Job& job, Plan& plan) {
   note_parameters(model, job.fsdp.runtime, plan);
   note_whole(model, plan);
   note_clipping(model, job, plan);
+  note_terms(model, job, plan);
   for (Trap& trap : expert_traps(model, job, plan)) plan.traps.push_back(std::move(trap));
   for (Trap& trap : tensor_traps(model)) plan.traps.push_back(std::move(trap));
   for (const MeshDimension& dimension : model.mesh) {

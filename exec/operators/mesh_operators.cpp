@@ -170,6 +170,14 @@ at::Tensor reduce_scatter(const at::Tensor& x, std::int64_t mesh, std::int64_t d
                        [=](const at::Tensor& g) { return gathered(group, g, dim, whole); });
 }
 
+at::Tensor part(const at::Tensor& x, std::int64_t mesh, std::int64_t dim, std::int64_t whole) {
+  const Group group = group_along(mesh);
+  const Rows rows = rows_of(whole, group);
+  return with_backward(
+      no_graph([&] { return x.narrow(dim, rows.begin, rows.own).clone(at::MemoryFormat::Contiguous); }), x,
+      [=](const at::Tensor& g) { return gathered(group, g, dim, whole); });
+}
+
 at::Tensor all_reduce(const at::Tensor& x, std::int64_t mesh) {
   const Group group = group_along(mesh);
   return with_backward(no_graph([&] { return reduced(group, x); }), x, [](const at::Tensor& g) { return g; });
@@ -353,6 +361,7 @@ MeshScope::~MeshScope() { groups_here = outer_; }
 TORCH_LIBRARY(mesh, library) {
   library.def("all_gather(Tensor x, int mesh, int dim, int whole, str backward) -> Tensor", &all_gather);
   library.def("reduce_scatter(Tensor x, int mesh, int dim, int whole) -> Tensor", &reduce_scatter);
+  library.def("part(Tensor x, int mesh, int dim, int whole) -> Tensor", &part);
   library.def("all_reduce(Tensor x, int mesh) -> Tensor", &all_reduce);
   library.def("all_to_all(Tensor x, int mesh, int? rows=None, Tensor? splits=None, bool back=False) -> Tensor",
               &all_to_all);

@@ -12,6 +12,7 @@
 #include "core/adapters/adapted_model.h"
 #include "core/adapters/adapter_names.h"
 #include "core/mesh/rank_model.h"
+#include "core/model/mesh_dimension.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/saved_ops.h"
@@ -129,6 +130,11 @@ Error draws_on_mesh() {
 
 /// The model of this rank in the place of the whole one.
 Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts) {
+  if (job.fsdp.runtime == Runtime::None) {
+    return fail(training_error(ErrorCode::Unsupported, "fsdp.runtime",
+                               "tensor ranks without FSDP are planned and simulated only",
+                               "fsdp.runtime = \"fsdp2\", whose units shard over one rank then"));
+  }
   Model whole = parts.model;
   if (job.mesh.context > 1) {  // built for its part of the sequence
     program.sequence_parts = job.mesh.context;
@@ -150,6 +156,11 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
                                  "set mesh.expert = 1 to run; `plan`, `simulate` and `sweep` take it as it is");
     error.expected = "a program whose sizes follow its rows: how many tokens choose an expert is the run's";
     return fail(std::move(error));
+  }
+  if (std::any_of(cut->mesh.begin(), cut->mesh.end(), cuts_experts)) {
+    return fail(training_error(ErrorCode::Unsupported, "mesh.plan",
+                               "experts that are cut over two dimensions are planned and simulated only",
+                               "the style experts, or expert_tensor with mesh.expert = 1"));
   }
   for (const ParallelStyle& row : cut->parallel) {
     if (row.style != "packed") continue;

@@ -103,7 +103,7 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
   const bool views =
       plan.runtime == Runtime::Fsdp1 && job.fsdp.strategy == Strategy::NoShard && job.fsdp.use_orig_params;
   const bool whole = plan.runtime == Runtime::None || views;
-  const auto add = [&all, &at, &model, whole](ParamId id, Numel numel, DType dtype) {
+  const auto add = [&](ParamId id, Numel numel, DType dtype) {
     if (numel <= 0) return;
     const MeshPart& part = model.params[id.index()].part;
     LocalParam local{numel, numel * itemsize(dtype), dtype, at, id, part.dimension, part.dim >= 0};
@@ -112,6 +112,10 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
       local.rows = numel / shape.back();
       local.columns = numel / shape[shape.size() - 2];
     }
+    // SGD keeps the first gradient as it lies: of all rows of a table that ranks have parts of.
+    const bool as_it_lies =
+        part.gradient == MeshPart::Gradient::Whole && job.train.optimizer.name == OptimizerKind::Sgd;
+    if (whole && !views && as_it_lies) local.momentum = local.bytes / shape.front() * part.whole;
     all.push_back(local);
   };
   const std::vector<bool> unused = without_gradient(plan, model), reached = units_with_gradient(plan);
@@ -254,8 +258,9 @@ bool OptimizerState::make_byte_moments(Device& device, const LocalParam& param, 
 bool OptimizerState::make_moments(Device& device, const LocalParam& param, int count, const ActivitySpan& what) {
   device.book.set_unit(param.unit);
   for (int i = 0; i < count; ++i) {
-    if (device.book.allocate(param.bytes, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
-    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(param.bytes), what);
+    const Bytes bytes = std::max(param.bytes, param.momentum);
+    if (device.book.allocate(bytes, pool(), MemoryCategory::OptimizerState) == kNoBlock) return false;
+    device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.fill(bytes), what);
   }
   device.book.set_unit(-1);
   return true;

@@ -25,6 +25,7 @@ struct LocalParam {
   ParamId param = {};           // of a flat parameter its first
   std::int32_t mesh = -1;       // the dimension of the model's mesh that it lies on with others; -1: none
   bool cut = false;             // along that
+  Bytes momentum = 0;           // of SGD's, where that is not as large as the parameter's part
   Numel rows = 0, columns = 0;  // of whole matrices: how many sums over the last dimension, over the one before
   bool is_matrix() const { return rows > 0; }
 };

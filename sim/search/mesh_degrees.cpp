@@ -22,7 +22,7 @@ struct Dimension {
 constexpr Dimension kTensor{"mesh.tensor", &MeshOptions::tensor}, kContext{"mesh.context", &MeshOptions::context},
     kExpert{"mesh.expert", &MeshOptions::expert};
 
-bool is_of_experts(const std::string& style) { return style == "experts"; }
+bool is_of_experts(const std::string& style) { return style == "experts" || style == "cut_experts"; }
 
 /// Whether the model has anything that the dimension cuts: a job that is cut already has.
 bool has_meaning_for(const Dimension& dimension, const Job& job, const Model& model) {

@@ -216,6 +216,55 @@ class Shadow(unittest.TestCase):
         self.assertFalse(job["mesh"]["sequence_parallel"])
         self.assertEqual(answer["differences"], [])
 
+    def test_layers_over_tensor_ranks_that_nothing_shards(self):
+        cases = {(): [], ("--clip", "--optimizer", "fused"): [58], ("--optimizer", "foreach", "--micro-batches", "2"): [], ("--optimizer", "sgd"): [],
+                 ("--optimizer", "momentum"): [58], ("--plain", "--optimizer", "for-loop"): [], ("--tied",): []}  # fmt: skip
+        for words, traps in cases.items():
+            with self.subTest(words):
+                answer, job = self.watch("tensor_ranks.py", *words)
+                self.assert_as_planned(answer, within=0.006, reserved=0.02, time=None)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual((job["fsdp"]["runtime"], job["mesh"]["tensor"], job["cluster"]["world_size"]), ("none", 4, 4))
+                self.assertEqual(job["fsdp"].get("allow_traps", []), traps)
+                self.assertEqual(job["train"].get("micro_batches", 1), 2 if "--micro-batches" in words else 1)
+
+    def test_layers_over_tensor_ranks_beside_one_data_rank(self):
+        answer, job = self.watch("tensor_ranks.py", "--beside", "one", "--clip")
+        self.assert_as_planned(answer, within=0.002)
+        self.assertEqual((answer["differences"], job["fsdp"].get("allow_traps", [])), ([], []))
+        self.assertEqual(job["fsdp"]["wrap"]["units"], [f"blocks.{i}" for i in range(3)])
+
+    def test_layers_over_tensor_ranks_that_fsdps_ground_replicates(self):
+        answer, job = self.watch("tensor_ranks.py", "--beside", "copies", "--clip")
+        self.assert_as_planned(answer, within=0.002)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["fsdp"]["strategy"], job["cluster"]["shard_group"], job["cluster"]["world_size"]), ("HYBRID_SHARD", 1, 4))
+        self.assertEqual(job["fsdp"]["wrap"]["units"], [f"blocks.{i}" for i in range(3)])
+
+    def test_ddp_around_dtensors_is_told(self):
+        for way in ("ddp", "replicate"):
+            answer, _ = self.watch("tensor_ranks.py", "--beside", way)
+            self.assertTrue(any("DDP replicates a model" in note for note in answer["notes"]), answer["notes"])
+
+    def test_layers_that_are_cut_in_ways_of_their_own(self):
+        """Heads that a rank counts when it makes the model, keys of fewer heads than ranks, a head tied behind the plan, one DTensor for several layers,
+        a table that is gathered beside logits that the loss gathers, DTensors in FSDP1's flat parameters, styles that say nothing of what comes in."""
+        found = {"told": {}, "keys": {"allow_traps": [54]}, "tied": {"tied": {"head.weight": "embed.weight"}}, "inner": {}, "table": {}, "fsdp1": {}, "silent": {}}
+        for way, fsdp in found.items():
+            with self.subTest(way):
+                answer, job = self.watch("styles.py", way, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.001, reserved=0.04)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual(job["mesh"]["tensor"], 4)
+                self.assertEqual({key: job["fsdp"].get(key) for key in fsdp}, fsdp)
+                self.assertEqual("allow_traps" in job["fsdp"], way == "keys", job["fsdp"])
+
+    def test_what_no_plan_cuts_is_told(self):
+        for way, text in {"hand": "scale is cut over ranks, and is no layer's", "rows": "head gathers rows that each rank brings"}.items():
+            answer, _ = self.watch("styles.py", way, flags=("--world", "8"))
+            self.assertTrue(any(text in note for note in answer["notes"]), answer["notes"])
+            self.assertFalse(answer["plan"])
+
     def test_sequences_that_ranks_share(self):
         for way, buffers in {"buffers": "resized", "modules": "whole"}.items():
             with self.subTest(way):
@@ -281,6 +330,14 @@ class Shadow(unittest.TestCase):
         self.assertEqual((job["mesh"]["tensor"], job["mesh"]["expert"]), (2, 2))
         self.assertEqual(job["mesh"]["plan"]["blocks.*.mixture.order"], "split")
         self.assertEqual(job["fsdp"]["allow_traps"], [54, 57])
+
+    def test_experts_that_are_cut_over_tensor_ranks_too(self):
+        answer, job = self.watch("chosen.py", "--cut", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.002, reserved=0.02)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["mesh"]["tensor"], job["mesh"]["expert"]), (2, 2))
+        self.assertEqual(job["mesh"]["plan"]["blocks.*.mixture.experts"], "cut_experts")
+        self.assertEqual(job["fsdp"]["allow_traps"], [46])  # no divide factor; routers weigh what experts take
 
     def test_weights_that_are_tied_when_they_are_sharded(self):
         answer, job = self.watch("mesh.py", "--tie")

@@ -71,8 +71,10 @@ void read_parallelism(Reader& r) {
     r.ignore("parallelism.enable_sequence_parallel");
   }
   const std::int64_t context = read_context(r, degree("parallelism.context_parallel_degree", 1));
-  read_experts(r, degree("parallelism.expert_parallel_degree", 1));
+  const std::int64_t experts = degree("parallelism.expert_parallel_degree", 1);
+  read_experts(r, experts);
   const std::int64_t beside = tensor * context;
+  const bool alone = tensor > 1 && context <= 1 && experts <= 1 && replicas <= 1 && shards == 1;
   if (replicas > 1 && shards == 1) {
     r.set_word("fsdp.runtime", "none", "parallelism.data_parallel_shard_degree");
     r.set_number("cluster.world_size", replicas * beside, "parallelism.data_parallel_replicate_degree");
@@ -88,6 +90,7 @@ void read_parallelism(Reader& r) {
           std::to_string(replicas));
     }
   } else if (shards > 0) {
+    if (alone) r.set_word("fsdp.runtime", "none", "parallelism.data_parallel_shard_degree");  // nothing is sharded
     r.set_number("cluster.world_size", shards * beside, "parallelism.data_parallel_shard_degree");
   } else {
     r.note("parallelism.data_parallel_shard_degree = -1 means all ranks: set cluster.world_size");

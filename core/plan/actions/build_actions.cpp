@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "core/job/optimizer_facts.h"
+#include "core/model/mesh_dimension.h"
 #include "core/plan/actions/action_writer.h"
 #include "core/plan/actions/mesh_state.h"
 #include "core/plan/runtime/plan_frame.h"
@@ -52,6 +53,14 @@ Result<void> check_mesh_state(const ActionRequest& request, const StateSource& s
                               std::vector<std::string>& warnings) {
   const auto& params = source.model.params;
   if (std::none_of(params.begin(), params.end(), actions::is_on_mesh)) return {};
+  if (source.job.fsdp.runtime == Runtime::None) {
+    return fail(refused(request, "state dicts of tensor ranks that nothing shards are not planned",
+                        "fsdp2 over the tensor ranks", "plan the training step alone"));
+  }
+  if (std::any_of(source.model.mesh.begin(), source.model.mesh.end(), cuts_experts)) {
+    return fail(refused(request, "state dicts of experts that are cut over two dimensions are not planned",
+                        "experts on ranks of their own", "plan the training step alone"));
+  }
   if (source.job.fsdp.runtime != Runtime::Fsdp1) {
     // distribute_tensor: _StridedShard asserts that all chunks are equal.
     for (const PlanUnit& unit : source.table.units) {

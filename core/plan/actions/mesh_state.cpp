@@ -120,7 +120,7 @@ std::vector<std::int32_t> ranks_of_experts(const StateSource& source) {
   for (const MeshDimension& dimension : source.model.mesh) {
     if (shares_samples(dimension)) continue;
     const bool hybrid = source.job.fsdp.strategy == Strategy::HybridShard;
-    auto same = expert_groups(source.job.cluster, hybrid, ranks_of(dimension), source.job.mesh.tensor);
+    auto same = expert_groups(source.job.cluster, hybrid, ranks_of_all_experts(dimension), source.job.mesh.tensor);
     if (same) return std::move(same->groups.shard);
   }
   return {};

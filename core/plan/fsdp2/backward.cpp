@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
 #include "core/model/module_kind.h"
 
 namespace foreshard::fsdp2 {
@@ -141,7 +142,7 @@ void Backward::add_piece(std::int32_t slot, ParamId dropped) {
   const DType dtype =
       place.unit.valid() ? run_.unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype : info.dtype;
   Instruction& add =
-      out_.kernel(InstructionKind::Accumulate, Stream::D, Word::AddInPlace, place.unit, numel_of(info.shape), dtype);
+      out_.kernel(InstructionKind::Accumulate, Stream::D, Word::AddInPlace, place.unit, place.grad_numel, dtype);
   add.buffer = {BufferWhat::Grad, place.unit, place.param};
   add.origin = Origin::Autograd;
   out_.free({BufferWhat::Grad, place.unit, dropped}, Stream::D, add.bytes);
@@ -156,12 +157,28 @@ void Backward::accumulate_grad(std::int32_t slot) {
   const ParamInfo& info = run_.model.params[place.param.index()];
   const DType dtype =
       place.unit.valid() ? run_.unit(place.unit).params[static_cast<std::size_t>(place.index)].dtype : info.dtype;
-  Instruction& grad =
-      out_.kernel(InstructionKind::Mark, Stream::D, Word::Grad, place.unit, numel_of(info.shape), dtype);
+  Instruction& grad = out_.kernel(InstructionKind::Mark, Stream::D, Word::Grad, place.unit, place.grad_numel, dtype);
   grad.origin = Origin::Autograd;
   grad.buffer = {BufferWhat::Grad, place.unit, place.param};
   grad.arg = held ? 1 : 0;
   held = true;
+  if (!place.unit.valid() && info.part.dimension < 0 && info.part.gradient == MeshPart::Gradient::Term)
+    sum_by_hook(place);
+}
+
+/// A hook of the script sums the gradient of a whole parameter over the tensor ranks, in place.
+void Backward::sum_by_hook(const ParamSlot& place) {
+  const ParamInfo& info = run_.model.params[place.param.index()];
+  const MeshDimension& dimension = summing_dimension(run_.model, place.param);
+  out_.wait_stream(Stream::M, Stream::D, {});
+  Instruction& sum = out_.add(InstructionKind::AllReduce, Stream::M);
+  sum.buffer = {BufferWhat::Grad, {}, place.param};
+  sum.numel = place.grad_numel;
+  sum.dtype = info.dtype;
+  sum.bytes = place.grad_numel * itemsize(info.dtype);
+  sum.reduce_op = ReduceOp::Sum;
+  sum.communicator = enter_dimension(run_.plan, dimension.name, dimension.ranks);
+  out_.wait_stream(Stream::D, Stream::M, {});
 }
 
 // F2-14. Fires for every output tensor; does nothing while the unit is in PRE_BACKWARD.

@@ -23,6 +23,7 @@ class Backward {
   Result<void> run_backward_node(const Execution& execution);
   bool reads_param(std::int32_t node, ParamId param);
   void accumulate_grad(std::int32_t slot);
+  void sum_by_hook(const ParamSlot& place);
   void contribute(std::int32_t slot, const Execution& execution, std::size_t edge);
   void add_piece(std::int32_t slot, ParamId dropped);
   void pre_backward(UnitState& u);

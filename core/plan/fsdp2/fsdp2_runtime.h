@@ -12,6 +12,7 @@
 #include "core/plan/fsdp2/backward.h"
 #include "core/plan/fsdp2/forward.h"
 #include "core/plan/fsdp2/gathering.h"
+#include "core/plan/fsdp2/loose_gradients.h"
 #include "core/plan/fsdp2/muon_step.h"
 #include "core/plan/fsdp2/plan_frame.h"
 #include "core/plan/fsdp2/reduction.h"
@@ -52,6 +53,8 @@ class Fsdp2Runtime {
   Result<void> unscale();
   void update_scale();
   Result<void> clip(const Action& action);
+  Result<void> check_lists(const char* op, const char* key) const;
+  Result<void> check_step() const;
   void state_dict();
   Result<void> step();
   void zero_grad();
@@ -69,6 +72,7 @@ class Fsdp2Runtime {
   InstructionWriter& out_;
   Gathering gathering_{run_};
   Reduction reduction_{run_};
+  LooseGradients loose_{run_};
   std::optional<Forward> forward_;  // once the units are prepared
   std::optional<Backward> backward_;
   std::optional<MuonStep> muon_;

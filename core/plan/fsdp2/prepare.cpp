@@ -49,14 +49,15 @@ Result<void> prepare_experts(Run& run, UnitState& u, const MeshDimension& dimens
   if (factor >= 0) u.divide_factor = factor > 0 ? static_cast<double>(factor) : data;
   const bool hybrid = is_hybrid(run.plan.units[u.id.index()].strategy);
   const Job& job = run.request.job;
-  auto same = expert_groups(job.cluster, hybrid, static_cast<std::int64_t>(dimension.ranks.size()), job.mesh.tensor);
+  auto same = expert_groups(job.cluster, hybrid, ranks_of_all_experts(dimension), job.mesh.tensor);
   if (!same) return tl::unexpected(same.error());
   run.groups.set_experts(std::move(same->groups.shard));
   return {};
 }
 
-/// Of all ranks' rows; this rank may have none.
-Numel numel_over_mesh(const ParamInfo& info) {
+/// As backward leaves it: of all ranks' rows where these cut a table; this rank may have none.
+Numel gradient_numel(const ParamInfo& info) {
+  if (info.part.gradient != MeshPart::Gradient::Whole) return numel_of(info.shape);
   Shape whole = info.shape;
   whole[static_cast<std::size_t>(info.part.dim)] = info.part.whole;
   return numel_of(whole);
@@ -142,7 +143,7 @@ Result<void> prepare_unit(Run& run, UnitId id) {
     p.padded_numel = numel_of(sharded.padded_local_shape);
     p.storage_bytes = p.padded_numel * u.shard_size * itemsize(p.gathered);
     p.arrives = info.part.gradient;
-    p.grad_numel = p.arrives == MeshPart::Gradient::Whole ? numel_over_mesh(info) : p.numel;
+    p.grad_numel = gradient_numel(info);
     p.grad_bytes = p.grad_numel * itemsize(p.dtype);
     u.mixed = u.mixed || (!u.params.empty() && u.params.front().gathered != p.gathered);
     u.params.push_back(p);
@@ -167,7 +168,8 @@ void prepare_slots(Run& run) {
   for (const UnitState& u : run.units) {
     first_slot[u.id.index()] = static_cast<std::int32_t>(run.slots.size());
     for (std::size_t i = 0; i < u.params.size(); ++i) {
-      run.slots.push_back({u.id, static_cast<std::int32_t>(i), u.params[i].param, u.params[i].trainable, false});
+      run.slots.push_back({u.id, static_cast<std::int32_t>(i), u.params[i].param, u.params[i].trainable, false,
+                           u.params[i].grad_numel});
       run.slot_of_param[u.params[i].param.index()] = first_slot[u.id.index()] + static_cast<std::int32_t>(i);
     }
   }
@@ -182,7 +184,12 @@ void prepare_slots(Run& run) {
     if (run.slot_of_param[p] < 0 && storage.index() != p) run.slot_of_param[p] = run.slot_of_param[storage.index()];
     if (run.slot_of_param[p] >= 0) continue;
     run.slot_of_param[p] = static_cast<std::int32_t>(run.slots.size());
-    run.slots.push_back({{}, -1, ParamId(p), static_cast<bool>(run.request.table.trainable[p]), false});
+    run.slots.push_back({{},
+                         -1,
+                         ParamId(p),
+                         static_cast<bool>(run.request.table.trainable[p]),
+                         false,
+                         gradient_numel(run.model.params[p])});
   }
   std::vector<bool> listed(run.slots.size(), false);
   for (std::size_t p = 0; p < run.model.params.size(); ++p) {

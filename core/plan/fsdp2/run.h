@@ -38,6 +38,7 @@ struct ParamSlot {
   ParamId param;
   bool trainable = true;
   bool has_grad = false;  // of ignored parameters; the others keep it in ParamSizes
+  Numel grad_numel = 0;   // as backward leaves it, of all rows of a table that a mesh cuts
 };
 
 struct Output {

@@ -152,8 +152,9 @@ std::vector<Fsdp2Runtime::OnMesh> Fsdp2Runtime::gradients_by_mesh() const {
   for (const ParamSlot& slot : run_.slots) {
     if (!slot.trainable) continue;
     const std::int32_t dimension = run_.model.params[slot.param.index()].part.dimension;
-    const bool there =
-        slot.unit.valid() && run_.units[slot.unit.index()].params[static_cast<std::size_t>(slot.index)].holder >= 0;
+    const bool there = slot.unit.valid()
+                           ? run_.units[slot.unit.index()].params[static_cast<std::size_t>(slot.index)].holder >= 0
+                           : slot.has_grad && dimension >= 0;
     auto at = std::find_if(meshes.begin(), meshes.end(), [&](const OnMesh& m) { return m.dimension == dimension; });
     if (at == meshes.end()) at = meshes.insert(meshes.end(), {dimension, 0});
     at->gradients += there ? 1 : 0;
@@ -231,6 +232,9 @@ void Fsdp2Runtime::complete_norm(const OnMesh& mesh, DType dtype, bool infinity)
   }
   const bool by_dimension = dimension != nullptr && (!experts || asked.tensor > 1);
   if (by_dimension) complete(enter_dimension(run_.plan, dimension->name, dimension->ranks));
+  if (dimension == nullptr || !cuts_experts(*dimension)) return;
+  for (const MeshDimension& between : run_.model.mesh)
+    if (stands_beside_fsdp(between)) complete(enter_dimension(run_.plan, between.name, between.ranks));
 }
 
 // F2-29: over the shard group one element a gradient, on D after the final callback; the infinity norm one in all.
@@ -260,12 +264,36 @@ Result<void> Fsdp2Runtime::clip(const Action& action) {
                  "set mesh.sequence_parallel = true, or train.clip_grad_norm = 0; fsdp.allow_traps = [45] plans a norm "
                  "for each mesh and their sum, as `foreshard run` clips"});
   }
+  if (auto one = check_lists("aten._foreach_norm.Scalar", "train.clip_grad_norm"); !one) return one;
   out_.set_phase(Phase::Clip);
+  loose_.begin_clip();
   Instruction& kernel = step_.clip(adds_to(out_), Stream::D, gradients, action.infinity);
   kernel.name = out_.name(Word::Norm);
   kernel.bytes = gradients.numel * itemsize(gradients.dtype);
+  loose_.end();
   for (const OnMesh& mesh : meshes) complete_norm(mesh, gradients.dtype, action.infinity);
+  loose_.begin_clip();  // what scales them is handed sums as well
+  loose_.end();
   out_.set_phase(Phase::None);
+  return {};
+}
+
+/// DTensor's dispatch takes no list of both.
+Result<void> Fsdp2Runtime::check_lists(const char* op, const char* key) const {
+  if (!loose_.mixes_with_plain()) return {};
+  return fail({ErrorCode::Refused,
+               std::string("PyTorch fails here: RuntimeError: ") + op + ": got mixed torch.Tensor and DTensor",
+               {},
+               key,
+               "parameters that are all DTensors, or none",
+               "layers that tensor ranks share beside plain ones, which nothing shards",
+               "give every layer a style (sequence, replicate), or shard the model with FSDP"});
+}
+
+Result<void> Fsdp2Runtime::check_step() const {
+  const OptimizerImpl impl = run_.request.job.train.optimizer.impl;
+  if (impl == OptimizerImpl::Fused) return check_lists("aten._fused_adamw_.default", "train.optimizer.impl");
+  if (impl == OptimizerImpl::Foreach) return check_lists("aten._foreach_mul_.Scalar", "train.optimizer.impl");
   return {};
 }
 
@@ -291,6 +319,8 @@ Result<void> Fsdp2Runtime::step() {
   }
   out_.set_phase(Phase::Optimizer);
   if (muon_) muon_->step();
+  if (auto one = check_step(); !one) return one;
+  loose_.before_step();
   step_.optimizer(adds_to(out_), Stream::D, gradients);
   if (run_.request.job.fsdp.float8_all_gather != "dynamic") gathering_.precompute_scales();
   out_.set_phase(Phase::None);
@@ -310,7 +340,7 @@ void Fsdp2Runtime::zero_grad() {
     if (slot.unit.valid() || !slot.has_grad) continue;
     slot.has_grad = false;
     const ParamInfo& info = run_.model.params[slot.param.index()];
-    out_.free({BufferWhat::Grad, {}, slot.param}, Stream::D, numel_of(info.shape) * itemsize(info.dtype));
+    out_.free({BufferWhat::Grad, {}, slot.param}, Stream::D, slot.grad_numel * itemsize(info.dtype));
   }
   Instruction& zero = out_.add(InstructionKind::Zero, Stream::Host);
   zero.on_host = true;

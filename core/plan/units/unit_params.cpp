@@ -152,6 +152,7 @@ Result<std::vector<ParamId>> tied_when_sharded(const Model& model, const Job& jo
     const ParamId a(one->front()), b(two->front());
     if (one->size() > 1 || two->size() > 1 || a == b)
       return wrong("fsdp.tied pairs two parameters", "a name on each side, not the same", pair);
+    if (model.storage_of(a) == model.storage_of(b)) continue;  // one tensor over tensor ranks too (rank_model)
     const ParamId first = std::min(a, b), second = std::max(a, b);
     if (model.params[first.index()].shape != model.params[second.index()].shape)
       return wrong("parameters of other shapes cannot be tied", "parameters of one shape", pair);

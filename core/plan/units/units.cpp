@@ -40,6 +40,11 @@ struct Draft {
     const MeshDimension* dimension = experts_of(model, param);
     return dimension == nullptr ? 0 : static_cast<std::int64_t>(dimension->ranks.size());
   }
+  /// Ranks side by side that hold all experts; 0: it is no expert's.
+  std::int64_t ranks_of_experts(ParamId param) const {
+    const MeshDimension* dimension = experts_of(model, param);
+    return dimension == nullptr ? 0 : ranks_of_all_experts(*dimension);
+  }
   bool fsdp1() const { return job.fsdp.runtime == Runtime::Fsdp1; }
   bool fsdp2() const { return has_fsdp2_layouts(job.fsdp.runtime); }
   const std::string& name(std::size_t unit) const {
@@ -142,15 +147,14 @@ std::int32_t shard_dim_of(const Draft& d, std::size_t unit, ParamId param, std::
 
 Result<void> lay_out_sharded(const Draft& d, std::size_t index, const RankGroups& groups, PlanUnit& unit) {
   std::vector<std::int32_t> ranks = groups.groups.shard;
-  if (const std::int64_t experts = d.expert_ranks(unit.params.front()); experts > 0) {
+  if (const std::int64_t experts = d.ranks_of_experts(unit.params.front()); experts > 0) {
     auto same = expert_groups(d.job.cluster, is_hybrid(unit.strategy), experts, d.job.mesh.tensor);
     if (!same) return tl::unexpected(same.error());
     ranks = std::move(same->groups.shard);
   }
   const auto position =
       std::find(ranks.begin(), ranks.end(), static_cast<std::int32_t>(d.job.cluster.rank)) - ranks.begin();
-  const std::int64_t shard_ranks = std::int64_t{is_hybrid(unit.strategy) ? groups.shard_size : data_ranks(d.job)} *
-                                   (d.expert_ranks(unit.params.front()) > 0 ? d.job.mesh.tensor : 1);
+  const std::int64_t shard_ranks = unit.shard_size * std::max<std::int64_t>(d.expert_ranks(unit.params.front()), 1);
   std::vector<std::string> used;
   for (ParamId param : unit.params) {
     auto sharded =
@@ -207,8 +211,10 @@ Result<PlanUnit> make_unit(Draft& d, std::size_t index, const RankGroups& groups
                      "units of experts alone", d.model.params[param.index()].fqn,
                      "change fsdp.wrap.units, or set mesh.expert = 1"));
     }
-    if (ranks > 0)  // over the tensor dimension's ranks too
-      unit.shard_size = static_cast<std::int32_t>(unit.shard_size * d.job.mesh.tensor / ranks);
+    if (ranks > 0) {  // over the tensor dimension's ranks too
+      const std::int64_t all = unit.shard_size * d.job.mesh.tensor;
+      unit.shard_size = static_cast<std::int32_t>(all / d.ranks_of_experts(unit.params.front()));
+    }
   }
   if (d.job.fsdp.runtime == Runtime::None) unit.shard_size = 1;
   if (d.fsdp1()) unit.strategy = clamp_strategy(unit.strategy, unit.shard_size);

@@ -50,7 +50,7 @@ _elsewhere: Callable[[torch.Tensor], torch.Tensor | None] | None = None
 @contextlib.contextmanager
 def beside_a_script(values: Callable[[torch.Tensor], torch.Tensor | None]):
     """Where a script's own run is captured: `values` knows what is in tensors of its card, and what masks made of the batch choose
-    counts as not known, as it does there (shadow/masks.py)."""
+    counts as not known, as it does there (shadow/reads/masks.py)."""
     global _masks_of_batch, _elsewhere
     _masks_of_batch, _elsewhere = False, values
     try:

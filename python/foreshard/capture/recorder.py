@@ -394,7 +394,7 @@ class Recorder(TorchDispatchMode):
             (
                 f
                 for f in reversed(traceback.extract_stack())
-                if "/torch/" not in f.filename and "/foreshard/capture/" not in f.filename and "/foreshard/shadow/values.py" not in f.filename
+                if "/torch/" not in f.filename and "/foreshard/capture/" not in f.filename and "/foreshard/shadow/reads/values.py" not in f.filename
             ),
             None,
         )

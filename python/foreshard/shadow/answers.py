@@ -18,7 +18,7 @@ import functools
 import gc
 import os
 
-from . import flags, masks, values
+from .reads import flags, masks, values
 from .hooks import after_import
 from .notes import note
 

@@ -9,18 +9,18 @@ from . import names
 
 
 def specs(root) -> dict[int, dict[str, object]]:
-    """By module and name: how FSDP2's parameters lie over the experts' ranks, before FSDP2 shards them."""
+    """By module and name: how parameters lie over the experts' ranks, before FSDP2 shards them."""
     found: dict[int, dict[str, object]] = {}
-    for each in names.fsdp2_parameters(root):
+    for each in names.mesh_parameters(root):
         if are_experts(each):
             found.setdefault(id(each._module_info.module), {})[each._module_info.param_name] = each._tp_spec
     return found
 
 
 def are_experts(parameter) -> bool:
-    """Stacked matrices, of which each rank has its own."""
+    """Stacked matrices, of which each rank has its own (or, over a second dimension, a part of its own)."""
     dtensor = getattr(parameter, "is_dtensor", False)
-    return dtensor and len(parameter.sharded_param.shape) > 2 and parameter._tp_spec.placements[-1].is_shard(0)
+    return dtensor and len(parameter.sharded_param.shape) > 2 and any(each.is_shard(0) for each in parameter._tp_spec.placements)
 
 
 def placed(twin, specs: dict[str, object]) -> None:

@@ -9,7 +9,7 @@ _PRODUCT, _GATHERED = "torchao.matmul_float8_tensorwise.default", "torchao.matmu
 
 def found(root) -> dict | None:
     """{"params": names, "precomputed": whether their scales are made behind each step}; None: nothing is gathered so."""
-    tensors = {name: _local(each.sharded_param) for name, each in names.fsdp2_named_parameters(root)}
+    tensors = {name: _local(each.sharded_param) for name, each in names.named(root, names.fsdp2_parameters(root))}
     cast = {name: tensor for name, tensor in tensors.items() if type(tensor).__module__.startswith("torchao.float8")}
     if not cast:
         return None

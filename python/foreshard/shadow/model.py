@@ -11,9 +11,10 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, beside, expert_weights, float8, folder, names, script_step, sequence, tensor_plan, units, values
+from . import PLAN, beside, expert_weights, float8, folder, names, script_step, sequence, tensor_plan, told_sizes, units
 from .names import class_of
 from .notes import note
+from .reads import values
 
 _SKIPPED = {"_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs",
             "_forward_hooks_always_called", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
@@ -34,7 +35,8 @@ def write(root, found: dict, call: dict) -> dict | None:
     module = unsharded(root, call)
     try:
         try:
-            captured = _captured(module, found, call)
+            with told_sizes.whole(tensor_plan.ranks(root)):
+                captured = _captured(module, found, call)
         except Exception:  # its code may want tables of this rank's length
             if call.get("sequence") is None:
                 raise
@@ -376,8 +378,9 @@ def flat_shapes(root) -> dict[int, dict[str, tuple]]:
             continue
         flat = handle.flat_param
         originals = getattr(flat, "_params", None) or [flat] * len(flat._shapes)
-        for i, (info, shape) in enumerate(zip(flat._param_infos, flat._shapes)):
-            row = (f"{id(handle)}.{i}", tuple(shape), flat.dtype, originals[i].requires_grad)
+        for i, (info, shape, part) in enumerate(zip(flat._param_infos, flat._shapes, flat._param_extensions)):
+            whole = tuple(shape if part is None else part.shape)  # a DTensor's, whose part of this rank was flattened
+            row = (f"{id(handle)}.{i}", whole, flat.dtype, originals[i].requires_grad)
             shapes.setdefault(id(info.module), {})[info.param_name] = row
         for info in flat._shared_param_infos:
             first = shapes[id(info.prim_module)][info.prim_param_name]

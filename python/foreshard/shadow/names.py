@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import types
 
 _CHECKPOINT = "_checkpoint_wrapped_module"
 _names1: dict[int, str] = {}  # FSDP1: id of a flat parameter's handle -> name
@@ -59,10 +60,47 @@ def fsdp2_parameters(root) -> list:
     return [parameter for group in dict.fromkeys(groups) for parameter in getattr(group, "fsdp_params", [])]
 
 
-def fsdp2_named_parameters(root) -> list[tuple[str, object]]:
+class Unmanaged:
+    """A DTensor that FSDP2 does not manage (a module's own parameter, one in a flat parameter of FSDP1's), in the words of FSDP2's FSDPParam."""
+
+    is_dtensor = True
+
+    def __init__(self, module, name, parameter, spec):
+        self._module_info = types.SimpleNamespace(module=module, param_name=name, shared_modules=[], shared_param_names=[])
+        self.sharded_param = self._unsharded_param = parameter
+        self._tp_spec = spec
+        self._spmd_mesh = spec.mesh
+
+
+def in_flat_parameters(root) -> list[Unmanaged]:
+    """DTensors that FSDP1 has flattened: their local tensors, and what these were parts of."""
+    found = []
+    for wrapper in root.modules():
+        flat = getattr(getattr(wrapper, "_handle", None), "flat_param", None)
+        for info, spec in zip(getattr(flat, "_param_infos", ()), getattr(flat, "_param_extensions", ())):
+            if spec is not None:
+                found.append(Unmanaged(info.module, info.param_name, types.SimpleNamespace(shape=spec.shape), spec))
+    return found
+
+
+def mesh_parameters(root) -> list:
+    """What is known of each parameter that may lie on a mesh: FSDP2's, and DTensors of FSDP1 or of no FSDP."""
+    managed = fsdp2_parameters(root)
+    if root is None or "torch.distributed.tensor" not in sys.modules:
+        return managed
+    from torch.distributed.tensor import DTensor
+
+    own = {(id(module), name): (module, each) for module in root.modules() for name, each in module._parameters.items() if isinstance(each, DTensor)}
+    for info in (each._module_info for each in managed):
+        for module, name in ((info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names)):
+            own.pop((id(module), name), None)
+    return managed + in_flat_parameters(root) + [Unmanaged(module, name, each, each._spec) for (_, name), (module, each) in own.items()]
+
+
+def named(root, parameters) -> list[tuple[str, object]]:
     """The same with their names in `root`: PyTorch's own lack the module where several are one unit."""
-    called = {id(module): clean(name) for name, module in root.named_modules()}
-    infos = [(each._module_info, each) for each in fsdp2_parameters(root)]
+    called = {id(module): clean(name) for name, module in root.named_modules()} if root is not None else {}
+    infos = [(each._module_info, each) for each in parameters]
     return [(f"{called.get(id(info.module), '')}.{info.param_name}".removeprefix("."), each) for info, each in infos]
 
 
@@ -90,11 +128,11 @@ def of_script(thing) -> str:
 
 
 def class_of(module) -> type:
-    """The module's class as written: fully_shard puts one of its own in front."""
+    """The module's class as written: fully_shard, and replicate on its ground, put one of their own in front."""
     kind = type(module)
-    if kind.__name__.startswith("FSDP") and "torch.distributed.fsdp" in sys.modules:
+    if kind.__name__.startswith(("FSDP", "Replicate")) and "torch.distributed.fsdp" in sys.modules:
         from torch.distributed.fsdp import FSDPModule
 
         if issubclass(kind, FSDPModule):
-            return kind.__mro__[2]
+            return next(each for each in kind.__mro__ if not issubclass(each, FSDPModule))
     return kind

@@ -8,9 +8,10 @@ import functools
 import sys
 import weakref
 
-from . import beside, dtensors, values
+from . import beside, dtensors
 from .names import class_of, of_script, variables
 from .notes import note
+from .reads import values
 
 _MOST_ASIDE = 8  # forwards without gradients before the first with them: more are a text that is made, or an evaluation
 _left_out = 0  # forwards that no plan has

@@ -8,9 +8,10 @@ import os
 import traceback
 import weakref
 
-from . import beside, float8, loss, model, names, report, script_step, sequence, steps, tensor_plan, units, values
+from . import beside, float8, loss, model, names, report, script_step, sequence, steps, tensor_plan, units
 from .hooks import after_import
 from .notes import note
+from .reads import values
 
 _roots: list = []  # weak references to modules that FSDP or DDP was put on, outermost last
 _replicas: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # replicate()'s DDP by module
@@ -30,7 +31,8 @@ _found: dict | None = None
 def begin() -> None:
     report.told_by("setting", lambda: _found)
     steps.watched_by(optimizer_steps, offloads, finish)
-    after_import("torch.distributed.fsdp._fully_shard._fully_shard", _watch_fully_shard)
+    after_import("torch.distributed.fsdp._fully_shard._fully_shard", functools.partial(_watch_fully_shard, name="fully_shard"))
+    after_import("torch.distributed._composable.replicate_with_fsdp", functools.partial(_watch_fully_shard, name="replicate"))
     after_import("torch.distributed.fsdp._fully_shard._fsdp_state", _watch_fsdp2_forward)
     after_import("torch.distributed.fsdp.fully_sharded_data_parallel", _watch_fsdp1)
     sequence.begin()
@@ -65,6 +67,7 @@ def _watch_plain(python_module) -> None:
         if _plain.get("runs") or not _trains_alone(self):
             return inner(self, *args, **kwargs)
         _plain["runs"] = True
+        steps.forward_begins(self)
         watched = _root_runs(self, args, kwargs)
         try:
             output = inner(self, *args, **kwargs)
@@ -89,8 +92,8 @@ def _trains_alone(module) -> bool:
 
     if not torch.is_grad_enabled():
         return False
-    parameters = list(module.parameters())  # none of a mesh's: tensor parallelism alone has no plan
-    plain = all(type(p) is torch.nn.Parameter for p in parameters)
+    parameters = list(module.parameters())
+    plain = all(type(p) is torch.nn.Parameter or hasattr(p, "device_mesh") for p in parameters)  # or DTensors
     return plain and any(p.requires_grad and p.is_cuda for p in parameters)
 
 
@@ -103,8 +106,8 @@ def _made_on(module) -> None:
         _init = {"meta": "meta", "cpu": "host"}.get(parameter.device.type, "device")
 
 
-def _watch_fully_shard(python_module) -> None:
-    inner = python_module.fully_shard
+def _watch_fully_shard(python_module, name: str) -> None:
+    inner = getattr(python_module, name)
 
     @functools.wraps(inner)
     def fully_shard(module, *args, **kwargs):
@@ -115,7 +118,7 @@ def _watch_fully_shard(python_module) -> None:
         return result
 
     fully_shard.state = inner.state
-    python_module.fully_shard = fully_shard
+    setattr(python_module, name, fully_shard)
 
 
 def _watch_fsdp2_forward(python_module) -> None:
@@ -395,6 +398,7 @@ def optimizer_steps(optimizer) -> None:
     """The first optimizer of the first step: everything is set by now."""
     global _found, _optimizer_of_step
     _optimizer_of_step = weakref.ref(optimizer)
+    _plain["parts"] = _plain.get("parts") or _replicates_parts(optimizer)
     if _found is not None:  # one that holds others begins first: those are what steps
         _found["optimizer"] = _optimizer(optimizer)
         return
@@ -403,6 +407,8 @@ def optimizer_steps(optimizer) -> None:
     import torch
 
     runtime = rows[0]["runtime"] if rows else "none"
+    if runtime == "none":
+        _plain["root"] = root  # nothing else holds it when the function that trains has returned
     _found = {
         "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None, "alone": root is not None and not _roots,
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
@@ -464,6 +470,12 @@ def _has_gradients(root) -> bool:
     return root is not None and any(p.grad is not None for p in root.parameters())
 
 
+def _replicates_parts(optimizer) -> bool:
+    """Whether DDP was put around DTensors: it takes their local tensors for its own (before the optimizer is made, or in the first forward)."""
+    replicates = any(each() is not None and _ddp_of(each()) is not None for each in _roots)
+    return replicates and any(hasattr(each, "_st_info") or hasattr(each, "device_mesh") for group in optimizer.param_groups for each in group["params"])
+
+
 def _frozen(root) -> list[str]:
     root = root.module if type(root).__name__ == "DistributedDataParallel" else root
     return [] if root is None else [names.clean(name) for name, p in root.named_parameters() if not p.requires_grad]
@@ -485,7 +497,7 @@ def finish() -> None:
     if _found is None:
         return
     _plain["runs"] = True  # what runs from now on is a copy
-    if _found["alone"]:
+    if _found["alone"] and tensor_plan.ranks(_root()) == 1:
         note("nothing shards this model: the job is one rank's; with --set fsdp.runtime=fsdp2 --set cluster.world_size=8 its plan is sharded (fsdp.wrap says how)")
     passes = steps.micro_batches_of_last_step()
     _found["micro_batches"] = len(passes)
@@ -504,12 +516,18 @@ def finish() -> None:
     _found["keeps_outputs"] = loss.kept()
     if (cut := tensor_plan.found(_root())) is not None:
         _found["tensor"] = tensor_plan.gathered_by_the_loss(cut) if script_step.gathers_outputs() else cut
+        if _found["alone"]:
+            _found["tensor"]["ranks"] = tensor_plan.ranks(_root())
     if _found["runtime"] == "fsdp2" and (narrow := float8.found(_root())) is not None:
         _found["float8"] = narrow
     if _first_call.get("sequence"):
         _found["sequence"] = _first_call["sequence"]
-    if (twice := tensor_plan.cut_twice(_root())) is not None:
-        note(f"{twice} is cut over two dimensions beside FSDP's: not planned")
+    if (reason := tensor_plan.why_not(_root())) is not None:
+        note(reason)
+        _found["model"] = None
+        return
+    if _plain.get("parts"):
+        note("DDP replicates a model whose layers lie over tensor ranks: not planned (fully_shard over a mesh of both dimensions is)")
         _found["model"] = None
         return
     import torch

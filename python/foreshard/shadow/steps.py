@@ -16,9 +16,10 @@ import sys
 import weakref
 from typing import Any, Callable, NamedTuple
 
-from . import STEPS, device, report, values
+from . import STEPS, device, report
 from .hooks import after_import
 from .notes import note
+from .reads import values
 
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 COUNTS = {"retries": "num_alloc_retries", "ooms": "num_ooms"}
@@ -72,6 +73,12 @@ def micro_batches_of_last_step() -> list[Pass]:
 def optimizers() -> list:
     """All that have stepped: one for each parameter where they step in backward."""
     return [] if _state is None else list(_state.optimizers)
+
+
+def forward_begins(module) -> None:
+    """Of a root that is watched from outside of its call: what hooks on every forward would do comes first."""
+    if _state is not None and _state._forward_hook is not None:
+        _state._forward_begins(module, ())
 
 
 def root_forward() -> bool:

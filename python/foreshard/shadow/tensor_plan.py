@@ -43,7 +43,7 @@ def whole_number(module, name: str, value, ranks: int):
 
 def ranks(root) -> int:
     """Of the tensor dimension, if there is one; 1: none."""
-    cut = [each for each in names.fsdp2_parameters(root) if getattr(each, "is_dtensor", False) and not are_experts(each)]
+    cut = [each for each in names.mesh_parameters(root) if getattr(each, "is_dtensor", False) and not are_experts(each)]
     return max((each._spmd_mesh.size(each._spmd_mesh.ndim - 1) for each in cut), default=1)
 
 
@@ -51,32 +51,66 @@ def found(root) -> dict | None:
     """{"plan": {pattern: word}, "sequence": bool, "loss": bool}; None: nothing is cut."""
     words: dict[str, str] = {}
     sequence = loss = False
+    silent: list[str] = []  # whole weights whose style says nothing of what comes in
     parts = _cut(root)
     if not parts:
         return None
-    summed = {id(each._module_info.module) for each in names.fsdp2_parameters(root) if _is_summed_by_a_hook(each)}
+    summed = {id(each._module_info.module) for each in names.mesh_parameters(root) if _is_summed_by_a_hook(each)}
+    summed |= {id(module) for module in root.modules() if any(_has_summing_hook(each) for each in module._parameters.values())}
     for name, module in root.named_modules():
         layout, local = _output(module)
         word = _word(module, parts.get(id(module), []))
         if word is None and id(module) not in parts and _gathers(module):
-            word = "summed" if layout is not None and layout.is_partial() else "gather"
+            word = "summed" if layout is not None and layout.is_partial() and _hands_on_local(module) else "gather"
         if word is None and _splits_rows(module):
             word = "split"
         if word is None and id(module) in summed:
             word = "gradient_sum"
-        sequence = sequence or word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout))
+        if word == "sequence" and not _placements(module._forward_pre_hooks):
+            silent.append(names.clean(name))
+        elif word == "sequence" or (word in ("rowwise", "summed") and _scatters(module, layout)):
+            sequence = True
         if word is not None:
             words[names.clean(name)] = word
+    words |= {} if sequence else dict.fromkeys(silent, "replicate")
     if sequence:
         words |= _given_whole(root, words)
-    for name, local in _heads(root, words):
-        words[name], loss = "head", loss or not local
-    return {"plan": _patterns(words), "sequence": sequence, "loss": loss} if words else None
+    cut = []
+    for name, whole in _heads(root, words):
+        words[name], loss = "head", loss or not whole
+        cut += [] if whole else [name]
+    return {"plan": _patterns(words), "sequence": sequence, "loss": loss, "cut": cut} if words else None
 
 
-def cut_twice(root) -> str | None:
-    """A parameter that is cut over two dimensions beside FSDP's (experts over ranks, and each one's matrices), which no plan has."""
-    return next((name for name, each in names.fsdp2_named_parameters(root) if _is_cut_twice(each)), None)
+def why_not(root) -> str | None:
+    """A parameter that is cut as no plan has it: over two dimensions beside FSDP's (experts over ranks, and each one's matrices, it has), or by hand."""
+    parts = _cut(root)
+    for name, each in names.named(root, names.mesh_parameters(root)):
+        module = getattr(each, "_module_info", None) and each._module_info.module
+        if _is_cut_twice(each) and not are_experts(each):
+            return f"{name} is cut over two dimensions beside FSDP's: not planned"
+        cut = getattr(each, "is_dtensor", False) and any(one.is_shard() for one in each._tp_spec.placements)
+        if cut and _word(module, parts.get(id(module), [])) is None and id(module) in parts:
+            return f"{name} is cut over ranks, and is no layer's, table's or stacked matrix that a plan cuts: not planned"
+    return _given_rows(root)
+
+
+def _given_rows(root) -> str | None:
+    """A layer that gathers what each rank brings as rows of its own: the model's inputs are parts, and it has no whole ones to be captured with."""
+    cut = found(root)
+    if cut is None or cut["sequence"]:
+        return None
+    for name, module in root.named_modules():
+        taken = _placements(module._forward_pre_hooks)
+        if isinstance(getattr(module, "weight", None), _dtensor()) and any(each.is_shard(0) for each in taken):
+            return f"{names.clean(name)} gathers rows that each rank brings of its own: the model's input is a part, which is not planned"
+    return None
+
+
+def _dtensor() -> type:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
 
 
 def _is_cut_twice(parameter) -> bool:
@@ -85,7 +119,7 @@ def _is_cut_twice(parameter) -> bool:
 
 def gathered_by_the_loss(cut: dict) -> dict:
     """The same where the script itself makes whole what its head hands on as a DTensor."""
-    words = {name: "head_gathered" if cut["loss"] and word == "head" else word for name, word in cut["plan"].items()}
+    words = {name: "head_gathered" if name in cut["cut"] and word == "head" else word for name, word in cut["plan"].items()}
     return cut | {"plan": words, "loss": False}
 
 
@@ -93,25 +127,45 @@ def over(parameters, fsdp_mesh) -> dict[str, int]:
     """Ranks of a dimension beside FSDP's that parameters of a unit are spread over, of experts and of the others; 1: none."""
     ranks = {"tensor_parallel": 1, "expert_parallel": 1}
     for each in parameters:
-        if getattr(each, "is_dtensor", False) and not _is_cut_twice(each):
-            key = "expert_parallel" if are_experts(each) else "tensor_parallel"
-            ranks[key] = max(ranks[key], each._spmd_mesh.size() // fsdp_mesh.size())
+        if not getattr(each, "is_dtensor", False):
+            continue
+        sizes = {"tensor_parallel": 1, "expert_parallel": 1}
+        if not are_experts(each):
+            sizes["tensor_parallel"] = 1 if _is_cut_twice(each) else each._spmd_mesh.size() // fsdp_mesh.size()
+        for dimension, placement in enumerate(each._tp_spec.placements if are_experts(each) else ()):
+            if placement.is_shard():
+                sizes["expert_parallel" if placement.is_shard(0) else "tensor_parallel"] *= each._tp_spec.mesh.size(dimension)
+        ranks = {key: max(size, sizes[key]) for key, size in ranks.items()}
     return ranks
+
+
+class _Twice:
+    """Of a module's experts each rank has some, and of these a part."""
+
+    def is_replicate(self) -> bool:
+        return False
 
 
 def _cut(root) -> dict[int, list]:
     """By module: (dimensions, placement over the tensor dimension) of its weights, before FSDP shards them."""
     parts: dict[int, list] = {}
-    for each in names.fsdp2_parameters(root):
+    for each in names.mesh_parameters(root):
         if getattr(each, "is_dtensor", False) and each._module_info.param_name != "bias":
-            parts.setdefault(id(each._module_info.module), []).append((len(each.sharded_param.shape), each._tp_spec.placements[-1]))
+            cut = [one for one in each._tp_spec.placements if one.is_shard()]
+            placement = _Twice() if are_experts(each) and len(cut) > 1 else each._tp_spec.placements[-1]
+            for module in (each._module_info.module, *each._module_info.shared_modules):
+                parts.setdefault(id(module), []).append((len(each.sharded_param.shape), placement))
     return parts
 
 
 def _is_summed_by_a_hook(parameter) -> bool:
     """A whole parameter beside the mesh whose gradient a hook of the script sums over its ranks where autograd makes it."""
-    hooks = getattr(getattr(parameter, "_unsharded_param", None), "_post_accumulate_grad_hooks", None) or {}
-    return not getattr(parameter, "is_dtensor", False) and any(_is_of_mesh(hook) for hook in hooks.values())
+    return not getattr(parameter, "is_dtensor", False) and _has_summing_hook(getattr(parameter, "_unsharded_param", None))
+
+
+def _has_summing_hook(parameter) -> bool:
+    hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    return not hasattr(parameter, "device_mesh") and any(_is_of_mesh(hook) for hook in hooks.values())
 
 
 def _word(module, parts) -> str | None:
@@ -124,6 +178,8 @@ def _word(module, parts) -> str | None:
         taken = _placements(module._forward_pre_hooks)
         return "replicate" if taken and all(one.is_replicate() for one in taken) else "sequence"
     packed = "packed_" if any(type(one).__name__ == "_StridedShard" for _, one in parts) else ""
+    if isinstance(placement, _Twice):
+        return "cut_experts"
     if dims > 2:
         return "experts" if placement.is_shard(0) else f"{packed}expert_tensor"
     if isinstance(module, torch.nn.Embedding):
@@ -134,13 +190,13 @@ def _word(module, parts) -> str | None:
 
 
 def _heads(root, words):
-    """(name, whether a plain tensor comes out) of the layers that make logits: what they hand on is whole, or a DTensor that no rowwise layer takes."""
+    """(name, whether all of it comes out) of the layers that make logits: what they hand on is whole, or a DTensor that no rowwise layer takes."""
     order = [(names.clean(name), module) for name, module in root.named_modules()]
     last = max((at for at, (name, _) in enumerate(order) if words.get(name) == "rowwise"), default=-1)
     for at, (name, module) in enumerate(order):
         layout, local = _output(module)
         if words.get(name) == "colwise" and layout is not None and (layout.is_replicate() or (not local and at > last)):
-            yield name, local
+            yield name, local or layout.is_replicate()
 
 
 def _closed_over(hooks):
@@ -221,6 +277,13 @@ def _gathers(module) -> bool:
         note("a module cuts along the sequence what every rank has whole: planned is a layer before it that hands on each rank's part")
         return False
     return bool(changes)
+
+
+def _hands_on_local(module) -> bool:
+    """Whether what is made whole is a local tensor inside; layers that are given one DTensor have one gradient of it."""
+    from torch.distributed.tensor.parallel import PrepareModuleInput
+
+    return all(value.use_local_output for value in _closed_over(module._forward_pre_hooks) if isinstance(value, PrepareModuleInput))
 
 
 def _given_whole(root, words: dict) -> dict[str, str]:

@@ -43,7 +43,8 @@ def _unit1(name: str, module) -> dict:
         "forward_prefetch": bool(module.forward_prefetch), "limit_all_gathers": bool(module.limit_all_gathers),
         "use_orig_params": bool(module._use_orig_params), "shard_group": module.process_group.size(),
         "parameters": 0 if handle is None else len(handle.flat_param._shapes),
-        "forward": [], "backward": [], "shard_dim": {}, "tensor_parallel": 1, "expert_parallel": 1,
+        "forward": [], "backward": [], "shard_dim": {}, "expert_parallel": 1,
+        "tensor_parallel": max((part.mesh.size() for part in getattr(getattr(handle, "flat_param", None), "_param_extensions", ()) if part is not None), default=1),
     }  # fmt: skip
 
 
@@ -148,10 +149,23 @@ def _modules_of(state, called) -> list[str]:
 def tied(root) -> dict[str, str]:
     """Parameters of units that the script has tied once more when they were sharded, each with the other."""
     named, pairs = {}, {}
-    for name, each in names.fsdp2_named_parameters(root):
+    for name, each in names.named(root, names.fsdp2_parameters(root)):
         first = named.setdefault(id(each.sharded_param), name)
         if first != name:
             pairs[name] = first
+    return pairs | _tied_behind_a_plan(root)
+
+
+def _tied_behind_a_plan(root) -> dict[str, str]:
+    """Parameters that two modules of a unit have in common, as one DTensor: a plan over tensor ranks has untied what was tied before it."""
+    called = {id(module): names.clean(name) for name, module in root.named_modules()} if root is not None else {}
+    pairs, firsts = {}, {}
+    for name, each in names.named(root, names.mesh_parameters(root)):
+        info = each._module_info
+        if isinstance(each, names.Unmanaged) and (first := firsts.setdefault(id(each.sharded_param), name)) != name:
+            pairs[name] = first
+        for module, shared in zip(info.shared_modules, info.shared_param_names) if getattr(each, "is_dtensor", False) else ():
+            pairs[f"{called.get(id(module), '')}.{shared}".removeprefix(".")] = name
     return pairs
 
 
@@ -174,7 +188,7 @@ def _unit2(state, called, twice) -> dict:
         "reshard_after_forward": group is not None and _reshards(group), "param": _dtype(policy.param_dtype), "reduce": _dtype(policy.reduce_dtype), "buffer": "none",
         "output": _dtype(policy.output_dtype), "cast_forward_inputs": policy.cast_forward_inputs,
         "cpu_offload": group is not None and hasattr(group.offload_policy, "pin_memory"),
-        "shard_group": getattr(mesh, "shard_mesh_size", 0) or 0, "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
+        "shard_group": 0 if mesh is None else getattr(mesh, "shard_mesh_size", 1), "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
         "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims,
         "casts_at": [names.beside_wrapper(name) for name in wrapped],
         **tensor_plan.over(parameters, mesh.mesh if mesh is not None else None),

@@ -69,6 +69,7 @@ Job titan_job(Dice& dice) {
   job.fsdp.runtime = dice.one_of({Runtime::Fsdp2, Runtime::Fsdp2, Runtime::None});
   if (job.fsdp.runtime == Runtime::Fsdp2) {
     job.mesh.tensor = dice.one_of<std::int64_t>({1, 2, 4});
+    if (job.mesh.tensor == job.cluster.world_size) job.mesh.tensor = 2;  // nothing is sharded there, and told
     if (dice.coin()) job.fsdp.reshard_after_forward.kind = ReshardAfterForward::Kind::False;
     // A shard group of one rank is plain data parallel training there, and told.
     const bool groups = job.mesh.tensor < job.cluster.ranks_per_node;

@@ -217,6 +217,13 @@ TEST(ImportJob, ReadsTorchtitansContextAndExperts) {
       titan("data_parallel_replicate_degree = 2\ndata_parallel_shard_degree = 8\nexpert_parallel_degree = 4\n");
   EXPECT_EQ(replicas.job.mesh.expert, 4);
   EXPECT_EQ(replicas.job.fsdp.strategy, Strategy::HybridShard);
+  const ImportedJob alone = titan("data_parallel_shard_degree = 1\ntensor_parallel_degree = 4\n");
+  EXPECT_EQ(alone.job.fsdp.runtime, Runtime::None);  // nothing is sharded
+  EXPECT_EQ(alone.job.mesh.tensor, 4);
+  EXPECT_EQ(alone.job.cluster.world_size, 4);
+  EXPECT_EQ(titan("data_parallel_shard_degree = 1\nexpert_parallel_degree = 4\ntensor_parallel_degree = 4\n")
+                .job.fsdp.runtime,
+            Runtime::Fsdp2);  // experts are
   EXPECT_THAT(titan("pipeline_parallel_degree = 2\n").notes, Contains(HasSubstr("pipelines are not planned")));
 }
 

@@ -230,7 +230,7 @@ TEST(ReplicatedModel, WhatIsNotLinearInTermsIsRefused) {
     "n_kv_heads": 2, "ffn": 56, "vocab_size": 101, "max_seq": 64})"),
                                job);
   ASSERT_FALSE(made.has_value());
-  EXPECT_EQ(made.error().place, "layers.0.feed_forward.w1");
+  EXPECT_EQ(made.error().place, "layers.0.feed_forward");
 }
 
 }  // namespace

@@ -116,6 +116,75 @@ TEST(SplitRows, WhatAScriptTellsTheUnitsToDivideByIsBelieved) {
   EXPECT_TRUE(build_plan(cut(job), job).has_value());
 }
 
+/// Experts on data ranks, every one cut over the tensor ranks: all tokens go to them from each tensor rank.
+Job cut_twice() {
+  Job job = job_of();
+  job.mesh.expert = 2;
+  job.mesh.plan.erase("layers.*.mixture.order");
+  job.mesh.plan["layers.*.mixture.experts"] = "cut_experts";
+  job.mesh.expert_divide_factor = 0;
+  return job;
+}
+
+TEST(SplitRows, ExpertsThatBothDimensionsCutLieOnEveryTensorRanksNeighbours) {
+  const Job job = cut_twice();
+  const Model model = cut(job);
+  EXPECT_EQ(model.mesh[0].ranks, (std::vector<std::int32_t>{1, 3}));
+  EXPECT_EQ(model.params[model.find_param("layers.0.mixture.experts.up").index()].shape, (Shape{2, kWidth, 12}));
+  EXPECT_EQ(model.params[model.find_param("layers.0.mixture.experts.down").index()].shape, (Shape{2, 12, kWidth}));
+  const auto exchanged = ops_of(model, "layers.0.mixture.experts", "mesh.all_to_all");
+  ASSERT_EQ(exchanged.size(), 2U);
+  EXPECT_EQ(model.values[exchanged.back()->out.front().index()].shape, (Shape{kRows * kChosen, kWidth}));
+  EXPECT_EQ(ops_of(model, "layers.0.mixture.experts", "mesh.copy").size(), 2U);  // rows; loads, without gradients
+  EXPECT_EQ(ops_of(model, "layers.0.mixture", "mesh.reduce_scatter").size(), 1U);
+}
+
+TEST(SplitRows, UnitsOfExpertsThatBothDimensionsCutShardOverTheRest) {
+  Job job = cut_twice();
+  job.fsdp.allow_traps = {45};
+  job.train.clip_grad_norm = 1;
+  const auto plan = build_plan(cut(job), job);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;  // routers weigh what experts take: no trap
+  const auto same = std::find_if(plan->communicators.begin(), plan->communicators.end(),
+                                 [](const PlanCommunicator& one) { return one.name == "expert_shard"; });
+  ASSERT_NE(same, plan->communicators.end());
+  EXPECT_EQ(same->ranks, (std::vector<std::int32_t>{1, 5}));
+  std::vector<std::string> completed;  // of experts over the rest, their own ranks and the tensor ranks
+  for (const Instruction& i : plan->iterations.back().instructions)
+    if (i.phase == Phase::Clip && i.kind == InstructionKind::AllReduce)
+      completed.push_back(plan->communicators[i.communicator.index()].name);
+  EXPECT_EQ(std::count(completed.begin(), completed.end(), "expert_shard"), 1);
+  EXPECT_EQ(std::count(completed.begin(), completed.end(), "expert"), 1);
+  EXPECT_EQ(std::count(completed.begin(), completed.end(), "tensor"), 2);  // of the rest too
+}
+
+TEST(SplitRows, NoGradientComesBackThroughNumbersOfTokens) {
+  const Job job = cut_twice();
+  Model whole = load_model(job.model, {}).value();
+  for (std::size_t i = 0; i + 1 < whole.ops.size(); ++i) {  // room for what experts made, of the places' device
+    Op& op = whole.ops[i];
+    if (op.name != "aten.zeros.default" || whole.ops[i + 1].name != "aten.index_put_.default") continue;
+    op.name = "aten.new_empty.default";
+    op.args.insert(op.args.begin(), std::get<ArgList>(whole.ops[i + 1].args[1].value).front());
+  }
+  const Model model = rank_model(std::move(whole), job).value();
+  EXPECT_TRUE(std::none_of(model.parallel.begin(), model.parallel.end(),
+                           [](const ParallelStyle& row) { return row.style == "partial"; }));
+}
+
+TEST(SplitRows, ExpertsThatBothDimensionsCutLieOnDataRanks) {
+  Job job = cut_twice();
+  job.mesh.expert = 8;
+  const auto many = rank_model(load_model(job.model, {}).value(), job);
+  ASSERT_FALSE(many.has_value());
+  EXPECT_EQ(many.error().place, "mesh.expert");
+  job.mesh.expert = 2;
+  job.mesh.plan.erase("layers.*.mixture.experts");
+  job.mesh.plan["layers.0.mixture.experts"] = "cut_experts";
+  job.mesh.plan["layers.1.mixture.experts"] = "experts";
+  EXPECT_FALSE(rank_model(load_model(job.model, {}).value(), job).has_value());
+}
+
 TEST(SplitRows, RowsThatTheRanksDoNotDivideAreRefused) {
   Job job = job_of();
   job.cluster.world_size = 10;

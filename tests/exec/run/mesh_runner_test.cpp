@@ -37,6 +37,12 @@ TEST(MeshRunner, WithAndWithoutSequenceAndLossParallel) {
   expect_run(meshed(1, 2, false, false), kFree);
 }
 
+TEST(MeshRunner, RowwiseLayersTakeTheirPartOfWhatIsWhole) {
+  Job job = meshed(2, 2, false, false);
+  job.mesh.plan = {{"model.layers.*.mlp.down_proj", "rowwise"}};
+  expect_run(job, kFree);
+}
+
 TEST(MeshRunner, HybridShardingBesideTensors) {
   Job job = clipped(meshed(4, 2));
   job.cluster.shard_group = 2;

@@ -1,5 +1,7 @@
-"""Blocks cut over tensor ranks around experts that lie on the same ranks: each tensor rank sorts and sends its own tokens."""
+"""Blocks cut over tensor ranks around experts that lie on the same ranks: each tensor rank sorts and sends its own tokens. --cut: the experts lie on
+data ranks, and the tensor ranks cut the matrices of each."""
 
+import argparse
 import functools
 
 import torch
@@ -12,6 +14,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
 from torch.distributed.tensor import parallel as tp
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--cut", action="store_true")
+args = parser.parse_args()
 SEQ, DIM, EXPERTS, CHOSEN, WORDS, ALIGNED = 256, 256, 8, 2, 2000, 8
 
 
@@ -114,10 +119,14 @@ class Exchanged(tp.ParallelStyle):
 
         def part(name, module, mesh):
             for key, value in list(module.named_parameters(recurse=False)):
-                module.register_parameter(key, nn.Parameter(distribute_tensor(value, mesh, [Shard(0)])))
+                matrices = [Shard(2 if key == "up" else 1)] if args.cut else []
+                module.register_parameter(key, nn.Parameter(distribute_tensor(value, mesh, [Shard(0), *matrices])))
 
         def enter(module, inputs, mesh):
             rows, counts = inputs
+            if args.cut:
+                rows = DTensor.from_local(rows, mesh["tensor"], (Replicate(),)).to_local(grad_placements=(Partial(),))
+                mesh = mesh["experts"]
             with torch.no_grad():
                 theirs = torch.ops._c10d_functional.wait_tensor(all_to_all_single(counts, None, None, group=mesh.get_group()))
                 sent = counts.view(mesh.size(), -1).sum(dim=1).to("cpu", non_blocking=True)
@@ -131,6 +140,7 @@ class Exchanged(tp.ParallelStyle):
             return torch.vstack((rows, rows.new_zeros(DIM)))[kept["order"]], theirs.view(mesh.size(), -1).sum(dim=0)
 
         def leave(module, outputs, mesh):
+            mesh = mesh["experts"] if args.cut else mesh
             rows = outputs.new_empty(kept["shape"])
             rows[kept["order"]] = outputs
             return all_to_all_single_autograd(rows[:-1], kept["sent"], kept["received"], mesh.get_group())
@@ -146,22 +156,24 @@ def cut(model, tensor, experts):
         summed = tp.PrepareModuleInputOutput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),), use_local_input=True,
                                              output_layouts=(Partial(),), desired_output_layouts=(Shard(1),))  # fmt: skip
         plan = {"norm": tp.SequenceParallel(), "norm2": tp.SequenceParallel(), "up": tp.ColwiseParallel(input_layouts=Shard(1)),
-                "down": tp.RowwiseParallel(output_layouts=Shard(1)), "mixture": summed, "mixture.router.gate": Whole(), "mixture.order": OwnRows()}  # fmt: skip
+                "down": tp.RowwiseParallel(output_layouts=Shard(1)), "mixture": summed, "mixture.router.gate": Whole()}  # fmt: skip
+        plan |= {} if args.cut else {"mixture.order": OwnRows()}
         tp.parallelize_module(block, tensor, plan)
         tp.parallelize_module(block.mixture.experts, experts, Exchanged())
 
 
 dist.init_process_group("nccl")
 torch.cuda.set_device(0)
-mesh = init_device_mesh("cuda", (dist.get_world_size() // 2, 1, 2), mesh_dim_names=("rest", "shared", "tensor"))
+shared = "experts" if args.cut else "shared"
+mesh = init_device_mesh("cuda", (dist.get_world_size() // (4 if args.cut else 2), 2 if args.cut else 1, 2), mesh_dim_names=("rest", shared, "tensor"))
 with torch.device("meta"):
     model = Model()
-cut(model, mesh["tensor"], mesh["shared", "tensor"]._flatten("experts"))
+cut(model, mesh["tensor"], mesh["experts", "tensor"] if args.cut else mesh["shared", "tensor"]._flatten("experts"))
 half = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
 for block in model.blocks:
     fully_shard(block.mixture.experts, mesh=mesh["rest"], mp_policy=half)
-    fully_shard(block, mesh=mesh["rest", "shared"]._flatten("data"), mp_policy=half)
-fully_shard(model, mesh=mesh["rest", "shared"]._flatten("data"), mp_policy=half)
+    fully_shard(block, mesh=mesh["rest", shared]._flatten("data"), mp_policy=half)
+fully_shard(model, mesh=mesh["rest", shared]._flatten("data"), mp_policy=half)
 model.to_empty(device="cuda")
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
 for step in range(4):

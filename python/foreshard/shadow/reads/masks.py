@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from .notes import note
+from ..notes import note
 
 NOTE = "a mask of the device (x[mask], nonzero, where, masked_select) chooses every row: the most that it can"
 FUNCTIONS = ("where", "nonzero", "argwhere", "masked_select", "tensor", "as_tensor")  # of torch that are others' here

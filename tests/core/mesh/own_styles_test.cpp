@@ -1,0 +1,127 @@
+// Layers over tensor ranks in scripts' own ways: heads of keys that are whole, tables beside a parallel loss, weights
+// that are tied behind the plan.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "core/lowering/lowering.h"
+#include "core/mesh/rank_model.h"
+#include "core/model/families/config_model.h"
+#include "core/plan/build_plan.h"
+
+namespace foreshard {
+namespace {
+
+Job job_of() {
+  Job job;
+  job.model.batch = 2;
+  job.model.seq = 32;
+  job.model.seq_given = true;
+  job.mesh.tensor = 2;
+  job.mesh.sequence_parallel = false;
+  job.cluster.world_size = 4;
+  job.train.clip_grad_norm = 0;
+  job.mesh.plan = {{"model.layers.*.self_attn.q_proj", "colwise"}, {"model.layers.*.self_attn.o_proj", "rowwise"}};
+  return job;
+}
+
+Model llama(const Job& job, bool tied = false) {
+  auto config = nlohmann::json::parse(R"({"model_type": "llama", "hidden_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 6, "intermediate_size": 56, "vocab_size": 100,
+    "max_position_embeddings": 64})");
+  config["tie_word_embeddings"] = tied;
+  ProgramOptions program;
+  program.compute_dtype = DType::BFloat16;  // flash attention
+  return model_from_config_json(config, "llama", job.model, program).value();
+}
+
+const ParamInfo& param(const Model& model, const char* name) { return model.params[model.find_param(name).index()]; }
+
+bool has_row(const Model& model, const std::string& modules, const std::string& style) {
+  return std::any_of(model.parallel.begin(), model.parallel.end(),
+                     [&](const ParallelStyle& row) { return row.modules == modules && row.style == style; });
+}
+
+std::int64_t gathers_in(const Model& model, const std::string& module) {
+  return std::count_if(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+    return op.name == "mesh.all_gather" && op.module.valid() && model.modules[op.module.index()].fqn == module;
+  });
+}
+
+TEST(OwnStyles, AttentionTakesItsQueriesHeadsOfKeysThatAreWhole) {
+  const Job job = job_of();
+  const auto model = rank_model(llama(job), job);
+  ASSERT_TRUE(model) << model.error().message;
+  std::int64_t attended = 0;
+  for (const Op& op : model->ops) {
+    if (op.name.find("scaled_dot_product") == std::string::npos) continue;
+    ++attended;
+    for (std::size_t k = 0; k < 3; ++k) {
+      const auto* value = std::get_if<ValueRef>(&op.args[k].value);
+      ASSERT_NE(value, nullptr);
+      EXPECT_EQ(model->values[value->id.index()].shape[1], 3) << k;
+    }
+  }
+  EXPECT_EQ(attended, 2);
+  // Each rank has the gradient of its own heads alone.
+  EXPECT_TRUE(has_row(*model, "model.layers.0.self_attn.k_proj.weight", "partial"));
+  EXPECT_TRUE(has_row(*model, "model.layers.1.self_attn.v_proj.weight", "partial"));
+  EXPECT_FALSE(has_row(*model, "model.layers.0.self_attn.q_proj.weight", "partial"));
+  EXPECT_FALSE(build_plan(*model, job));  // trap 54
+}
+
+TEST(OwnStyles, ARowwiseLayerTakesItsPartOfWhatIsWhole) {
+  Job job = job_of();
+  job.mesh.plan = {{"model.layers.*.self_attn.o_proj", "rowwise"}};
+  const auto model = rank_model(llama(job), job);
+  ASSERT_TRUE(model) << model.error().message;
+  std::int64_t parts = 0;
+  for (const Op& op : model->ops) {
+    if (op.name != "mesh.part") continue;
+    ++parts;
+    EXPECT_EQ(model->values[op.out.front().index()].shape.back(), 24);
+    EXPECT_EQ(model->modules[op.module.index()].fqn.substr(0, 13), "model.layers.");
+  }
+  EXPECT_EQ(parts, 2);
+  const std::vector<bool> trainable(model->params.size(), true);
+  const auto end = static_cast<std::int32_t>(model->ops.size());
+  const LoweredProgram lowered = lower(*model, {{0, end, false, -1}}, trainable).value();
+  std::int64_t gathered = 0, copied = 0;  // gradients of the layers' inputs; parts
+  for (const Kernel& kernel : lowered.templates.front().backward.kernels)
+    gathered += kernel.collective == KernelCollective::AllGather ? 1 : 0;
+  for (const Kernel& kernel : lowered.templates.front().forward.kernels)
+    copied += kernel.collective == KernelCollective::AllGather ? 1 : 0;
+  EXPECT_EQ(gathered, 2);
+  EXPECT_EQ(copied, 0);
+}
+
+TEST(OwnStyles, ATableHandsOnNoLogits) {
+  Job job = job_of();
+  job.mesh.loss_parallel = true;
+  job.mesh.plan = {{"model.embed_tokens", "head"}, {"lm_head", "head"}};
+  const auto model = rank_model(llama(job), job);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(gathers_in(*model, "model.embed_tokens"), 1);
+  EXPECT_EQ(gathers_in(*model, "lm_head"), 0);
+}
+
+TEST(OwnStyles, WeightsThatAreTiedBehindThePlanAreOneTensorsPart) {
+  Job job = job_of();
+  job.mesh.plan = {{"model.embed_tokens", "rowwise"}, {"lm_head", "head"}};
+  const Model untied = rank_model(llama(job, true), job).value();
+  EXPECT_FALSE(param(untied, "lm_head.weight").shares.valid());
+  EXPECT_TRUE(has_row(untied, "lm_head.weight", "untied"));
+  job.fsdp.tied = {{"lm_head.weight", "model.embed_tokens.weight"}};
+  const Model tied = rank_model(llama(job, true), job).value();
+  EXPECT_TRUE(param(tied, "lm_head.weight").shares.valid());
+  EXPECT_TRUE(tied.parallel.empty());
+  EXPECT_EQ(param(tied, "model.embed_tokens.weight").shape, (Shape{50, 48}));
+  EXPECT_EQ(param(tied, "model.embed_tokens.weight").part.gradient, MeshPart::Gradient::Part);
+  EXPECT_TRUE(build_plan(tied, job));
+  job.mesh.plan = {{"model.embed_tokens", "head"}, {"lm_head", "head"}};  // of other parts
+  EXPECT_TRUE(has_row(rank_model(llama(job, true), job).value(), "lm_head.weight", "untied"));
+}
+
+}  // namespace
+}  // namespace foreshard
