@@ -77,6 +77,7 @@ class Storage:
     references: dict[tuple[Any, ...], str] = field(default_factory=dict)  # "@fqn" of parameters and buffers, by geometry
     persistent: bool = False  # parameters, buffers, inputs: the caller's
     stays: str = ""  # beyond the step: "next": until the next one has made another, "run": no step makes it again
+    replaces: str = ""  # "next": the buffer that the first step has it in the place of
 
 
 def geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -182,7 +183,7 @@ class ValueTable:
         found = self._by_geometry.get((storage_key(tensor), geometry(tensor)))
         if not found:
             return None
-        for value in reversed(found):
-            if value.detached != tensor.requires_grad:
+        for alike in (lambda value: value.grows == tensor.requires_grad != value.detached, lambda value: value.detached != tensor.requires_grad):
+            if value := next(filter(alike, reversed(found)), None):
                 return value
         return found[-1]
