@@ -288,6 +288,7 @@ class Recorder(TorchDispatchMode):
         if not reference.startswith("%"):
             return None
         old = self.table.find(tensor)
+        self.table.storage_of(tensor, index).writes += 1
         value = self.table.add(self.table.new_name(), tensor, index)
         unseen = not torch.is_grad_enabled()
         value.detached = unseen or (old is not None and old.detached and not tensor.requires_grad)
