@@ -92,7 +92,7 @@ struct Kernel {
   std::int64_t m = 0, n = 0, k = 0, batch = 0;  // Gemm; Attention: queries, keys, size of a head
   std::int32_t alignment = 16;                  // Gemm: bytes that all rows of its matrices begin at; more count as 16
   AttentionKind attention = AttentionKind::Flash;
-  bool causal = false, backward = false;          // Attention; causal: of queries on the keys before them alone
+  bool causal = false, backward = false;  // Attention (causal: on keys before alone); Gemm: on the engine's thread
   std::int32_t before_begin = 0, before_end = 0;  // MemoryEvents when the host issues it, before the launch
   std::int32_t after_begin = 0, after_end = 0;    // ... and after the launch
   KernelCollective collective = KernelCollective::None;

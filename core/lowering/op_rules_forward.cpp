@@ -488,6 +488,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   kernel.launches = rule.launches;
   kernel.unknown = rule.formula == OpFormula::Unknown;
   describe(emit, kernel, op, args, rule);
+  if (rule.kind == KernelClass::Gemm) kernel.backward = bool_arg(op, op.args.size(), "engine", false);
   if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty())
     kernel.flops = convolution_flops(emit, call);
   if (form == OpForm::InPlace && !args.empty()) {

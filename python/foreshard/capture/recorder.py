@@ -158,6 +158,7 @@ class Recorder(TorchDispatchMode):
         self.notes: list[str] = []
         self.region: int | None = None
         self.opaque: Opaque | None = None
+        self.engine = False  # autograd's engine runs what comes, in the midst of forward
         self.casts = Casts()
         self.on_operator: list[Any] = []  # called with (func, args, kwargs, row) for every operator, inside of opaque ones with a Place
         self._paused = 0
@@ -491,6 +492,8 @@ class Recorder(TorchDispatchMode):
             for i, value in enumerate(args)
             if i >= len(schema) or schema[i].name not in _PLACEMENT
         ]
+        if self.engine and str(func) in _FACTORS:  # its thread has a handle of cuBLAS of its own
+            named["engine"] = True
         if func is torch.ops.aten.convolution.default:
             named["backend"] = self._convolution_backend(args)
         return positional, named

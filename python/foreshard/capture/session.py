@@ -317,7 +317,11 @@ class Session:
             if self.recorder.done or self.recorder.opaque is not None:
                 return gradients(*args, **kwargs)
             if inner.inside_transform():
-                return inner.gradients(*args, **kwargs)
+                self.recorder.engine = True
+                try:
+                    return inner.gradients(*args, **kwargs)
+                finally:
+                    self.recorder.engine = False
             raise CaptureError(
                 "torch.autograd.grad inside the step is not captured",
                 place=f"module {self.recorder.place()}",

@@ -157,7 +157,7 @@ bool SegmentPlayer::run_kernel(Run& run, std::size_t k) {
   const Kernel& kernel = run.list.kernels[k];
   recorder_.set_kernel(k + run.added);
   if (!memory_events(run, timed.before_begin, timed.before_end)) return false;
-  if (timed.gemm && !workspaces_.ensure(timed.lt)) return false;
+  if (timed.gemm && !workspaces_.ensure(timed.lt, kernel.backward)) return false;
   if (run.keep && context_.device.allocator.stats().allocated.current > run.highest.allocated)
     run.highest = context_.ledger_now();
   if (timed.communicator >= 0)
