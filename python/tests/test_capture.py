@@ -199,16 +199,17 @@ class Programs(unittest.TestCase):
     def test_gradients_that_a_transform_takes_inside_are_operators(self):
         class Learns(Two):
             def forward(self, x):
-                def loss(weight, row):
-                    return (torch.tanh(weight @ row) ** 2).sum()
+                def loss(weight, rows):
+                    return (torch.tanh(rows @ weight.T) ** 2).sum()
 
                 made = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(self.a.weight, x)
-                return torch.einsum("bij,bj->bi", made, x)
+                return x @ made.transpose(1, 2)
 
-        model = capture(Learns(), torch.empty(3, 6), loss=scalar)
+        model = capture(Learns(), torch.empty(3, 2, 6), loss=scalar)
         self.assertEqual(len(ops(model, "tanh_backward")), 1)
         self.assertEqual(len(ops(model, "aten.tanh.default")), 1)
         self.assertTrue(any("@a.weight" in str(op["args"]) for op in ops(model)))
+        self.assertEqual({op.get("kwargs", {}).get("engine", False) for op in ops(model, "mm")}, {False, True})  # whose thread runs them
 
     def test_a_collective_of_the_script_makes_no_new_memory(self):
         import torch.distributed as dist
