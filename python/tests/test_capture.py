@@ -1141,8 +1141,9 @@ class Scripts(unittest.TestCase):
         for name, case in models.load().items():
             if name in compared:
                 continue
-            with self.subTest(name), models.among_ranks(case), torch.device("meta"):
-                module = case.make()
+            with self.subTest(name), models.among_ranks(case):
+                with torch.device("meta"):
+                    module = case.make()
                 model = capture_step(
                     module,
                     models.training_step(case),
