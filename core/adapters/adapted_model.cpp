@@ -391,7 +391,7 @@ class ProgramMaker {
     Model& model = tree_.model;
     std::int32_t autocast_end = -1;
     for (ValueInfo& value : model.values) {
-      value.held.op = new_end(value.held.op);
+      if (value.held.until != Hold::Until::Next) value.held.op = new_end(value.held.op);
       if (value.held.until == Hold::Until::Autocast) autocast_end = std::max(autocast_end, value.held.op);
     }
     for (ValueInfo& value : model.values)  // casts of adapters lie in the same autocast

@@ -133,17 +133,6 @@ Ref Emitter::elementwise(std::string_view name, std::initializer_list<const Ref*
   return elementwise(name, inputs, layout(**inputs.begin()).dtype);
 }
 
-namespace {
-
-/// cuBLAS reads no matrix without steps in both dimensions: it gets a copy.
-bool is_expanded(const Layout& matrix) {
-  const std::int32_t n = matrix.sizes.n;
-  return n >= 2 && matrix.sizes[n - 1] > 1 && matrix.sizes[n - 2] > 1 && matrix.strides[n - 1] == 0 &&
-         matrix.strides[n - 2] == 0;
-}
-
-}  // namespace
-
 Kernel Emitter::start_product(std::string_view name, DType dtype, const Layout& left, const Layout& right) {
   const std::int32_t n = left.sizes.n;
   Kernel kernel = start(name, KernelClass::Gemm, dtype);
@@ -154,6 +143,16 @@ Kernel Emitter::start_product(std::string_view name, DType dtype, const Layout& 
   kernel.flops = 2 * kernel.batch * kernel.m * kernel.n * kernel.k;
   kernel.alignment = product_alignment(left, right, kernel.n);
   return kernel;
+}
+
+std::vector<Ref> Emitter::cublas_copies_of(const Layout& left, const Layout& right, Kernel& kernel) {
+  std::vector<Ref> copies;
+  for (const Layout* operand : {&right, &left}) {
+    if (!cublas_copies(*operand)) continue;
+    copies.push_back(tape().make_bytes(operand->bytes(), SlotCategory::Temporary));
+    ++kernel.launches;
+  }
+  return copies;
 }
 
 Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref* bias) {
@@ -168,11 +167,7 @@ Ref Emitter::matmul(std::string_view name, const Ref& a, const Ref& b, const Ref
   if (machine_.options.cpu_threads > 0) {
     workspace = held(tape(), cpu_product_workspace(kernel, left, right, machine_.options));
   } else {
-    for (const Layout& operand : {left, right}) {
-      if (!is_expanded(operand)) continue;
-      workspace.push_back(tape().make_bytes(operand.bytes(), SlotCategory::Temporary));
-      ++kernel.launches;
-    }
+    workspace = cublas_copies_of(left, right, kernel);
   }
   static const Ref kNone;
   finish(kernel, {&a, &b, bias != nullptr ? bias : &kNone}, {&out});

@@ -190,8 +190,13 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
   };
   for (const ImportBinding& binding : machine.held)
     each(binding.instance, [&](std::int32_t real) { out.held.push_back({real, binding.slot}); });
-  for (const ImportBinding& binding : machine.held_until_next)
-    each(binding.instance, [&](std::int32_t real) { out.held_until_next.push_back({real, binding.slot}); });
+  for (std::size_t k = 0; k < machine.held_until_next.size(); ++k) {
+    const ImportBinding& binding = machine.held_until_next[k];
+    each(binding.instance, [&](std::int32_t real) {
+      out.held_until_next.push_back({real, binding.slot});
+      out.replaced.push_back(machine.replaced[k]);
+    });
+  }
   for (const auto& [instance, bytes] : machine.kept_for_run)
     each(instance, [&, kept = bytes](std::int32_t) { out.kept_for_run.push_back(kept); });
   out.offloads = machine.options.offload.on;

@@ -92,7 +92,7 @@ struct Kernel {
   std::int64_t m = 0, n = 0, k = 0, batch = 0;  // Gemm; Attention: queries, keys, size of a head
   std::int32_t alignment = 16;                  // Gemm: bytes that all rows of its matrices begin at; more count as 16
   AttentionKind attention = AttentionKind::Flash;
-  bool causal = false, backward = false;          // Attention; causal: of queries on the keys before them alone
+  bool causal = false, backward = false;  // Attention (causal: on keys before alone); Gemm: on the engine's thread
   std::int32_t before_begin = 0, before_end = 0;  // MemoryEvents when the host issues it, before the launch
   std::int32_t after_begin = 0, after_end = 0;    // ... and after the launch
   KernelCollective collective = KernelCollective::None;
@@ -128,8 +128,7 @@ struct SegmentTemplate {
   std::vector<Slot> slots;
   std::int32_t import_count = 0;
   std::vector<FinishedGradient> gradients;  // in order
-  /// Kernels of backward that need nothing saved and come before the region is computed again; counted where ranks meet
-  /// in them (a gathered gradient), else 0.
+  /// Kernels of backward that need nothing saved and come before the region is computed again.
   std::int32_t early_backward = 0;
   bool operator==(const SegmentTemplate&) const = default;
 };
@@ -151,6 +150,7 @@ struct LoweredProgram {
   std::vector<SegmentInstance> instances;  // parallel to the segments given
   std::vector<ImportBinding> held;         // storages still alive after backward: the loss, logits held by the caller
   std::vector<ImportBinding> held_until_next;  // of these, what lives until the next forward makes it again
+  std::vector<std::int32_t> replaced;          // beside them: the buffer whose place the first of it takes, or -1
   std::vector<Bytes> kept_for_run;             // made in the first step alone: caches of modules
   std::vector<std::string> op_names;
   bool offloads = false;                 // activations travel: kernels have offload steps

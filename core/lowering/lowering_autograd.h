@@ -79,6 +79,8 @@ class Emitter {
   Kernel start(std::string_view name, KernelClass kind, DType dtype);
   /// Of [(batch,) m, k] and [(batch,) k, n]; below two dimensions what is missing counts as 1.
   Kernel start_product(std::string_view name, DType dtype, const Layout& left, const Layout& right);
+  /// What cuBLAS gets in the place of operands that it cannot read, and the kernels that this adds.
+  std::vector<Ref> cublas_copies_of(const Layout& left, const Layout& right, Kernel& kernel);
   /// Counts what is read and written, and launches.
   void finish(Kernel& kernel, std::initializer_list<const Ref*> inputs, std::initializer_list<const Ref*> outputs);
   /// Every kernel of an operator comes through here, with the tensors that it takes and makes.

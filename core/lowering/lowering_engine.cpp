@@ -252,9 +252,11 @@ void Machine::backward() {
     if (storage.instance >= 0 && std::find(held.begin(), held.end(), binding) == held.end()) held.push_back(binding);
   };
   for (std::size_t i = 1; i < outputs_.size(); ++i) hold(outputs_[i]);
-  for (const Ref& ref : until_next_)
-    if (const Storage& storage = tape.storage_of(ref); storage.instance >= 0)
+  for (const auto& [ref, buffer] : until_next_)
+    if (const Storage& storage = tape.storage_of(ref); storage.instance >= 0) {
       held_until_next.push_back({storage.instance, storage.slot});
+      replaced.push_back(buffer);
+    }
   for (const Ref& leaf : leaves_) hold(leaf);
   // What was returned beside the loss has a graph that no backward has run.
   for (const Node& node : nodes_)

@@ -120,7 +120,8 @@ class Folder {
         if (value.held.until == Hold::Until::LastUse) continue;
         hash.add(static_cast<std::uint64_t>(value.held.until));
         if (value.held.until == Hold::Until::Autocast) continue;  // one place for all
-        hash.add(static_cast<std::uint64_t>(value.held.op >= 0 ? value.held.op - segment.op_begin : -1));
+        const bool numbered = value.held.op >= 0 && value.held.until != Hold::Until::Next;
+        hash.add(static_cast<std::uint64_t>(numbered ? value.held.op - segment.op_begin : -1));
         hash.add(static_cast<std::uint64_t>(value.held.by.valid() ? value.held.by.value - base.value : -1));
       }
     }

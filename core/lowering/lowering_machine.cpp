@@ -385,7 +385,9 @@ Ref Machine::written_over(std::int32_t step, const Saved& saved, const std::vect
   const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
   if (op.opaque >= 0 || saved.result || saved.index != 0 || rule_of(step).form != OpForm::InPlace) return {};
   Emitter emit(*this, &op, at.op);
-  return emit.fresh("aten.clone.default", KernelClass::Copy, tape.layout(args[0]), {&args[0]});
+  const Layout given = tape.layout(args[0]), *const one[] = {&given};  // of a view with gaps: without them
+  return emit.fresh("aten.clone.default", KernelClass::Copy, elementwise_layout(one, given.sizes, given.dtype),
+                    {&args[0]});
 }
 
 Ref Machine::saved_tensor(const Op& op, const Saved& saved, const std::vector<Ref>& args,
@@ -488,7 +490,7 @@ void Machine::hand_over(const std::unordered_map<std::int32_t, std::int32_t>& ma
     const Hold& hold = model_.values[static_cast<std::size_t>(id)].held;
     if (!outlives_backward(hold) || made_at.count(id) == 0) continue;
     keep(id);
-    if (hold.until == Hold::Until::Next) until_next_.push_back(outputs_.back());
+    if (hold.until == Hold::Until::Next) until_next_.emplace_back(outputs_.back(), hold.op);
   }
   for (const std::int32_t id : rest) values_.unbind(id);
 }

@@ -171,6 +171,7 @@ class Machine {
   std::vector<std::string> names;
   std::vector<std::string> unknown_ops;
   std::vector<ImportBinding> held, held_until_next;
+  std::vector<std::int32_t> replaced;                        // beside held_until_next: buffers
   std::vector<std::pair<std::int32_t, Bytes>> kept_for_run;  // by instance
 
  private:
@@ -225,8 +226,9 @@ class Machine {
   std::vector<CheckpointFrame> frames_;
   std::priority_queue<std::pair<std::int64_t, std::int32_t>> ready_;
   Ref root_grad_;
-  std::vector<Ref> outputs_, until_next_;
-  std::vector<Ref> leaves_;  // inside the program, and their gradients
+  std::vector<Ref> outputs_;
+  std::vector<std::pair<Ref, std::int32_t>> until_next_;  // and the buffer whose place it takes, or -1
+  std::vector<Ref> leaves_;                               // inside the program, and their gradients
   std::int32_t current_step_ = -1;
   std::vector<std::pair<std::int32_t, Ref>> on_their_way_;  // storage of a collective's result, what it sends
   Trace* trace_ = nullptr;

@@ -425,6 +425,10 @@ std::vector<Ref> workspace_of(Emitter& emit, const Call& call, Kernel& kernel) {
     const Bytes scan = row_scan_workspace(op, results[0]);
     if (scan > 0) workspace.push_back(tape.make_bytes(scan, SlotCategory::Workspace));
   }
+  const bool grown = rule.formula == OpFormula::Addmm || rule.formula == OpFormula::Baddbmm;
+  const std::size_t left = grown ? 1 : 0;
+  if ((grown || rule.formula == OpFormula::Mm || rule.formula == OpFormula::Bmm) && args.size() > left + 1)
+    return emit.cublas_copies_of(emit.layout(args[left]), emit.layout(args[left + 1]), kernel);
   if (rule.formula == OpFormula::GroupedMm)
     return held(tape, grouped_product_workspace(groups_of(emit, args), emit.machine().options));
   if (rule.formula == OpFormula::TriangularSolve && !args.empty())
@@ -484,6 +488,7 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   kernel.launches = rule.launches;
   kernel.unknown = rule.formula == OpFormula::Unknown;
   describe(emit, kernel, op, args, rule);
+  if (rule.kind == KernelClass::Gemm) kernel.backward = bool_arg(op, op.args.size(), "engine", false);
   if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty())
     kernel.flops = convolution_flops(emit, call);
   if (form == OpForm::InPlace && !args.empty()) {

@@ -82,7 +82,7 @@ struct Hold {
     Next,      // a module keeps it until the next step has put another in its place
     Run        // a module keeps it from the first step on, the only one that makes it: a cache
   } until = Until::LastUse;
-  std::int32_t op = -1;  // Until::Op, Until::Autocast: index into Model::ops
+  std::int32_t op = -1;  // Until::Op, Autocast: index into Model::ops; Next: of the buffer whose place it takes, or -1
   ModuleId by;           // Until::Call: whose call; invalid: of the innermost module running. Otherwise who names it,
                          // invalid: the script
   bool operator==(const Hold&) const = default;

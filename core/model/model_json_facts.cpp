@@ -85,6 +85,17 @@ bool FactsReader::held(JsonFields& f, Hold& hold) {
     hold.op = exits->get<std::int32_t>();
     return true;
   }
+  const auto next = until->is_object() && until->size() == 1 ? until->find("next") : until->end();
+  if (until->is_object() && next != until->end() && next->is_string()) {
+    const auto named = [&](const BufferInfo& buffer) { return buffer.fqn == next->get<std::string>(); };
+    const auto buffer = std::find_if(m_.buffers.begin(), m_.buffers.end(), named);
+    if (buffer == m_.buffers.end())
+      return problem_.set(ErrorCode::OutOfRange, f.place("held_until"), "no buffer has this name", "one of \"buffers\"",
+                          next->get<std::string>());
+    hold.until = Hold::Until::Next;
+    hold.op = static_cast<std::int32_t>(buffer - m_.buffers.begin());
+    return true;
+  }
   const std::string word = until->is_string() ? until->get<std::string>() : std::string();
   if (word == "call") hold.until = Hold::Until::Call;
   if (word == "forward") hold.until = Hold::Until::Forward;
@@ -93,7 +104,7 @@ bool FactsReader::held(JsonFields& f, Hold& hold) {
   if (word == "run") hold.until = Hold::Until::Run;
   if (hold.until != Hold::Until::LastUse) return true;
   return problem_.set(ErrorCode::OutOfRange, f.place("held_until"), "a value is not held until that",
-                      R"({"op": K}, {"autocast": K}, "call", "forward", "step", "next" or "run")",
+                      R"({"op": K}, {"autocast": K}, {"next": BUFFER}, "call", "forward", "step", "next" or "run")",
                       describe_json(*until));
 }
 

@@ -267,6 +267,8 @@ class Writer {
     out_ += ", \"held_until\": ";
     if (hold.until == Hold::Until::Op || hold.until == Hold::Until::Autocast) {
       (out_ += hold.until == Hold::Until::Op ? "{\"op\": " : "{\"autocast\": "), integer(hold.op), out_ += "}";
+    } else if (hold.until == Hold::Until::Next && hold.op >= 0) {
+      (out_ += "{\"next\": "), text(m_.buffers[static_cast<std::size_t>(hold.op)].fqn), out_ += "}";
     } else {
       text(kUntil[static_cast<std::size_t>(hold.until)]);
     }

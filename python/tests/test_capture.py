@@ -169,6 +169,84 @@ class Programs(unittest.TestCase):
         self.assertTrue(any("keeps `seen` (0.1 MiB) from step to step" in note for note in model.notes), model.notes)
         self.assertEqual(lifetimes(model), {"next"})
 
+    def test_a_buffer_that_is_replaced_goes_with_the_first_step(self):
+        class Averages(Two):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("mean", torch.zeros(6))
+                self.register_buffer("count", torch.zeros(6))
+
+            def forward(self, x):
+                y = super().forward(x)
+                with torch.no_grad():
+                    self.mean = 0.9 * self.mean + 0.1 * y.mean(0)
+                    self.count.add_(1)
+                return y
+
+        model = capture(Averages(), torch.empty(3, 6), loss=scalar)
+        self.assertEqual([o["held_until"] for op in ops(model) for o in op["out"] if o and "held_until" in o], [{"next": "mean"}])
+
+    def test_a_detached_view_of_the_same_memory_is_another_value(self):
+        class Routes(Two):
+            def forward(self, x):
+                y = super().forward(x)
+                frozen = y.detach()
+                share = (frozen.view_as(frozen) * 2).softmax(0)  # a view that lies as y does
+                return share * y
+
+        model = capture(Routes(), torch.empty(3, 6), loss=scalar)
+        self.assertEqual(ops(model, "mul")[-1]["args"][1], "%" + ops(model, "addmm")[1]["out"][0]["name"])
+
+    def test_gradients_that_a_transform_takes_inside_are_operators(self):
+        class Learns(Two):
+            def forward(self, x):
+                def loss(weight, rows):
+                    return (torch.tanh(rows @ weight.T) ** 2).sum()
+
+                made = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(self.a.weight, x)
+                return x @ made.transpose(1, 2)
+
+        model = capture(Learns(), torch.empty(3, 2, 6), loss=scalar)
+        self.assertEqual(len(ops(model, "tanh_backward")), 1)
+        self.assertEqual(len(ops(model, "aten.tanh.default")), 1)
+        self.assertTrue(any("@a.weight" in str(op["args"]) for op in ops(model)))
+        self.assertEqual({op.get("kwargs", {}).get("engine", False) for op in ops(model, "mm")}, {False, True})  # whose thread runs them
+
+    def test_a_collective_of_the_script_makes_no_new_memory(self):
+        import torch.distributed as dist
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        class Gathers(Two):
+            def forward(self, x):
+                y = super().forward(x)
+                parts = [torch.zeros_like(y) for _ in range(4)]
+                dist.all_gather(parts, y)
+                return y @ torch.cat(parts).T
+
+        with self.assertRaises(CaptureError) as caught:
+            capture(Gathers(), torch.empty(3, 6), loss=scalar)
+        self.assertIn("FakeStore", str(caught.exception))
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+        try:
+            model = capture(Gathers(), torch.empty(3, 6), loss=scalar)
+        finally:
+            dist.destroy_process_group()
+        (gather,) = ops(model, "c10d.allgather_")
+        self.assertEqual([out for out in gather["out"] if out], [{"name": arg[1:]} for arg in gather["args"][:4]])
+        self.assertEqual(gather["opaque"]["workspace_bytes"], 4 * 3 * 6 * 4)  # NCCL's own
+
+    def test_operators_that_fake_tensors_do_not_know_have_their_shapes(self):
+        class Rounds(Two):
+            def forward(self, x):
+                scale, zero = torch.ones(1, device=x.device), torch.zeros(1, dtype=torch.int32, device=x.device)
+                y = torch.fake_quantize_per_tensor_affine(super().forward(x), scale, zero, -8, 7)
+                time = torch.distributions.Beta(torch.tensor(1.5, device=x.device), torch.tensor(1.0, device=x.device)).sample((3,))
+                return y * time[:, None]
+
+        model = capture(Rounds(), torch.empty(3, 6), loss=scalar)
+        self.assertEqual(len(ops(model, "fake_quantize")), 1)
+        self.assertEqual(ops(model, "_sample_dirichlet")[0]["out"][0]["shape"], [3, 2])
+
     def test_what_a_script_writes_down_goes_along(self):
         class Literal(Two):
             def forward(self, x):
@@ -499,6 +577,17 @@ class Lifetimes(unittest.TestCase):
         first, second = ops(model, "addmm")
         self.assertTrue(first["args"][0].startswith("%"))
         self.assertEqual(second["args"][0], "@a.bias")
+
+    def test_no_grad_is_said_in_every_call(self):
+        class Turns(Two):
+            def forward(self, x):
+                with torch.no_grad():
+                    for _ in range(2):
+                        x = self.b(self.a(x))
+                return self.b(self.a(x))
+
+        model = capture(Turns(), torch.empty(3, 6), loss=scalar)
+        self.assertEqual([(o["args"][0], o.get("call", 0)) for o in ops(model, "detach") if o["args"][0] == "@a.bias"], [("@a.bias", 0), ("@a.bias", 1)])
 
     def test_what_is_written_in_no_grad_keeps_its_history(self):
         class Cosine(Two):
@@ -1089,8 +1178,9 @@ class Scripts(unittest.TestCase):
         for name, case in models.load().items():
             if name in compared:
                 continue
-            with self.subTest(name), torch.device("meta"):
-                module = case.make()
+            with self.subTest(name), models.among_ranks(case):
+                with torch.device("meta"):
+                    module = case.make()
                 model = capture_step(
                     module,
                     models.training_step(case),

@@ -70,7 +70,7 @@ def capture_all(folder: str, wanted: set[str]) -> None:
                 mixed = {"param": precision} if low else {}
                 if low:
                     mixed |= {"buffer": precision} if version == 1 else {"units": case.wrap}
-                with as_recorded(case):
+                with as_recorded(case), models.among_ranks(case):
                     model = capture_step(
                         module,
                         models.training_step(case),

@@ -56,7 +56,8 @@ bool make_buffer(Device& device, const Model& model, const BufferInfo& buffer, c
   const Numel numel = numel_of(buffer.shape);
   const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
   if (block == kNoBlock) return false;
-  if (!is_of_full_precision_norm(model, buffer, job)) buffers.push_back({block, numel, dtype});
+  const auto number = static_cast<std::int32_t>(&buffer - model.buffers.data());
+  if (!is_of_full_precision_norm(model, buffer, job)) buffers.push_back({block, numel, dtype, false, number});
   return true;
 }
 
@@ -446,7 +447,6 @@ bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dt
     buffer.block = cast;
     buffer.dtype = dtype;
   }
-  buffers.clear();
   return true;
 }
 

@@ -16,7 +16,8 @@ struct ResidentBuffer {
   BlockHandle block = kNoBlock;
   Numel numel = 0;
   DType dtype = DType::Float32;
-  bool viewed = false;  // a flat parameter that has gone to the host (C1)
+  bool viewed = false;       // a flat parameter that has gone to the host (C1)
+  std::int32_t buffer = -1;  // of the model's
 };
 
 /// Wrapping: what is allocated on the way is freed again, shards and buffers stay. False: out of memory.
@@ -30,8 +31,7 @@ bool play_lazy_initialisation(Device& device, const Plan& plan);
 /// Forward's views take the place of those that wrapping made.
 void drop_viewed(Device& device, std::vector<ResidentBuffer>& buffers);
 
-/// M5: FSDP1's root casts floating buffers once, at the first forward; the list is empty afterwards. False: out of
-/// memory.
+/// M5: FSDP1's root casts floating buffers once, at the first forward. False: out of memory.
 bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dtype);
 
 }  // namespace foreshard

@@ -15,7 +15,9 @@ bool MicroBatch::begin() {
   const bool early = first && !actions.empty() && actions.front() == "no_sync{";
   if (early && !initialise_lazily()) return false;
   segments_.early().begin_batch();
-  return make_inputs() && (!first || early || initialise_lazily()) && make_caches();
+  if (!make_inputs() || (first && !early && !initialise_lazily()) || !make_caches()) return false;
+  segments_.replace_buffers(model_buffers_);
+  return true;
 }
 
 /// What modules keep from the first step on.

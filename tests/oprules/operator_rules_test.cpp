@@ -70,7 +70,9 @@ const std::set<std::string_view> kNotHere = {
     "torchao.matmul_float8_rowwise.default",
     "torchao.matmul_float8_rowwise_with_gw_hp.default",
     "torchao.matmul_float8_tensorwise.default",
-    "aten._fused_rms_norm.default",  // falls apart off the GPU
+    "aten._fused_rms_norm.default",                                            // falls apart off the GPU
+    "aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default",  // zero points of 32 bits
+    "aten.fake_quantize_per_channel_affine_cachemask.default",
     "aten._local_scalar_dense.default",
     "aten.item.default",     // the host reads a value: no tensor comes out
     "aten.detach_.default",  // only in exported programs of inference

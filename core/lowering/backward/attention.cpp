@@ -61,18 +61,26 @@ bool lies_by_tokens(const Layout& layout) {
   return turned.contiguous();
 }
 
-/// Flash and efficient attention on a GPU take `grad_out.contiguous()` in their own order of dimensions
-/// (_flash_attention_backward, _efficient_attention_backward of aten/src/ATen/native/transformers/cuda/
-/// attention_backward.cu). Empty: it is as they want it.
-Ref gradient_by_tokens(Emitter& e, const std::string& name, const Ref& g) {
-  const bool on_gpu = name.starts_with("aten._scaled_dot_product_efficient_attention_backward") ||
-                      name.starts_with("aten._scaled_dot_product_flash_attention_backward");
-  const Layout& given = e.layout(g);
-  if (!on_gpu || lies_by_tokens(given)) return {};
+/// A tensor as `contiguous()` makes it in the kernels' own order of dimensions. Empty: it lies so.
+Ref by_tokens(Emitter& e, const Ref& tensor) {
+  const Layout& given = e.layout(tensor);
+  if (lies_by_tokens(given)) return {};
   Layout made = contiguous_layout(given.sizes, given.dtype);
   made.strides[1] = given.sizes[3];
   made.strides[2] = given.sizes[1] * given.sizes[3];
-  return e.fresh("aten.clone.default", KernelClass::Elementwise, made, {&g});
+  return e.fresh("aten.clone.default", KernelClass::Elementwise, made, {&tensor});
+}
+
+/// Flash and efficient attention on a GPU take `grad_out.contiguous()`, flash attention also `out.contiguous()`, whose
+/// memory is in the order of the queries' (_flash_attention_backward, _efficient_attention_backward of
+/// aten/src/ATen/native/transformers/cuda/attention_backward.cu).
+std::vector<Ref> copies_by_tokens(Emitter& e, const std::string& name, const Ref& g, const Ref& result) {
+  const bool flash = name.starts_with("aten._scaled_dot_product_flash_attention_backward");
+  std::vector<Ref> copies;
+  if (flash || name.starts_with("aten._scaled_dot_product_efficient_attention_backward"))
+    copies.push_back(by_tokens(e, g));
+  if (flash && result) copies.push_back(by_tokens(e, result));
+  return copies;
 }
 
 }  // namespace
@@ -86,7 +94,7 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
   Tape& tape = e.tape();
   std::string name = in.node.op->name;  // "..._attention.default", "..._for_cpu.default"
   name.insert(std::min(name.rfind('.'), name.size()), "_backward");
-  const Ref turned = gradient_by_tokens(e, name, g);
+  const std::vector<Ref> turned = copies_by_tokens(e, name, g, result);
   Kernel kernel = e.start(name, KernelClass::Attention, ql.dtype);
   kernel.launches = flash ? 3 : 1;
   describe_attention(kernel, *in.node.op, ql, kl, /*backward=*/true);

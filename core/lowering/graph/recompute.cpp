@@ -13,10 +13,8 @@ namespace {
 /// What backward has done of a region's last segment when it first asks for something that was not saved.
 void note_early_backward(Tape& tape, const Step& last) {
   RawInstance& raw = tape.instances()[static_cast<std::size_t>(last.instance)];
-  const std::vector<Kernel>& done = raw.passes[static_cast<std::size_t>(PassKind::Backward)].kernels;
-  const bool meets = std::any_of(done.begin(), done.end(),
-                                 [](const Kernel& kernel) { return kernel.collective != KernelCollective::None; });
-  if (meets) raw.early_backward = static_cast<std::int32_t>(done.size());
+  raw.early_backward =
+      static_cast<std::int32_t>(raw.passes[static_cast<std::size_t>(PassKind::Backward)].kernels.size());
 }
 
 /// Whether a region reads any value of this kind. The reentrant form is an autograd function of what it is called with:

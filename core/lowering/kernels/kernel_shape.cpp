@@ -13,9 +13,7 @@ Bytes aligned(Bytes step) { return std::gcd(kVector, step); }
 Bytes matrix_alignment(const Layout& matrix) {
   const std::int32_t n = matrix.sizes.n;
   const Bytes item = itemsize(matrix.dtype);
-  const auto lies_together = [&](std::int32_t d) { return matrix.sizes[d] == 1 || matrix.strides[d] == 1; };
-  // Where neither rows nor columns lie together cuBLAS gets a copy, in rows.
-  if (n >= 2 && !lies_together(n - 1) && !lies_together(n - 2)) return aligned(matrix.sizes[n - 1] * item);
+  if (cublas_copies(matrix)) return aligned(matrix.sizes[n - 1] * item);
   Bytes all = kVector;
   for (std::int32_t d = std::max(n - 3, 0); d < n; ++d) {
     if (matrix.sizes[d] > 1 && matrix.strides[d] > 1) all = std::min(all, aligned(matrix.strides[d] * item));
@@ -24,6 +22,18 @@ Bytes matrix_alignment(const Layout& matrix) {
 }
 
 }  // namespace
+
+/// prepare_matrix_for_cublas (cuBlasCommonArgs.h), prepare_batch_matrix_for_cublas (Blas.cpp): one dimension lies
+/// together and the other steps over all of it, or the tensor has no gaps.
+bool cublas_copies(const Layout& matrix) {
+  const std::int32_t n = matrix.sizes.n;
+  if (n != 2 && n != 3) return false;
+  const std::int64_t rows = matrix.sizes[n - 2], columns = matrix.sizes[n - 1];
+  const std::int64_t down = matrix.strides[n - 2], along = matrix.strides[n - 1];
+  if (along == 1 && down >= std::max<std::int64_t>(1, columns)) return false;
+  if (down == 1 && along >= std::max<std::int64_t>(1, rows)) return false;
+  return n == 2 ? !matrix.dense() : !(matrix.contiguous() && down != 0 && along != 0);
+}
 
 std::int32_t product_alignment(const Layout& left, const Layout& right, std::int64_t columns) {
   const Bytes of_result = columns > 1 ? aligned(columns * itemsize(left.dtype)) : kVector;

@@ -6,6 +6,9 @@
 
 namespace foreshard::lowering {
 
+/// Whether cuBLAS cannot read this matrix (of a batch, where it has three dimensions): it gets a copy in rows.
+bool cublas_copies(const Layout& matrix);
+
 /// Kernel::alignment of a product with a contiguous result of `columns` columns: of the distances between rows
 /// (columns, where these are what lies together), and between batches.
 std::int32_t product_alignment(const Layout& left, const Layout& right, std::int64_t columns);

@@ -348,6 +348,13 @@ constexpr OpRule kRows[] = {
             "mul.Tensor r 6; special_i0e 3; &sub.Tensor 8 7;; scalar_tensor; where.self 1 9 10; mul.Tensor g 11",
             {in(0), out(0)}),
     written("aten.polygamma.default", "0: polygamma x0; mul.Tensor g 0", {in(0)}),
+    // What training with quantisation in mind rounds to: the gradient passes where nothing was cut off.
+    first_only(written("aten.fake_quantize_per_tensor_affine_cachemask.default", "0: mul.Tensor g r1", {out(1)})),
+    first_only(written("aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default", "0: mul.Tensor g r1",
+                       {out(1)})),
+    first_only(written("aten.fake_quantize_per_channel_affine_cachemask.default", "0: mul.Tensor g r1", {out(1)})),
+    row("aten.aminmax.default", F::Contiguous, B::OwnKernel, K::Reduction, {in(0), out(0), out(1)}),
+    row("aten._sample_dirichlet.default", F::Contiguous, B::None, K::Elementwise, {}, 3),
     written("aten.rrelu_with_noise.default", "0: rrelu_with_noise_backward g x0 x1", {in(0), in(1)}),
     written("aten.dist.default",
             "1: sub.Tensor x0 x1; div.Tensor 0 r; eq.Scalar r; masked_fill_.Scalar 1 2; mul.Tensor g 3; neg 4"

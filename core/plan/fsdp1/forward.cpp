@@ -22,6 +22,7 @@ void Forward::run() {
   out_.set_phase(Phase::Forward);
   frame_ = -1;
   env_.assign(env_.size(), Tensor{});  // nodes of the pass before are other nodes now
+  hooked_outputs_.assign(env_.size(), false);
   bind_inputs();
   if (!run_call(0)) return;
   if (run_.graph.loss >= 0 && !run_node(run_.graph.loss)) return;
@@ -133,7 +134,7 @@ void Forward::register_reshard_only(UnitState& u, const GraphCall& call) {
   u.hooked = true;
 }
 
-void Forward::post_forward(UnitState& u, const GraphCall& call) {
+void Forward::post_forward(UnitState& u, const std::vector<std::int32_t>& outputs) {
   out_.enter(Phase::PostForward, u);
   if (u.has_handle && u.state == HandleState::BackwardPre) {
     out_.mark(MarkName::Skip, u);
@@ -149,9 +150,11 @@ void Forward::post_forward(UnitState& u, const GraphCall& call) {
   if (run_.grad_enabled) {
     if (u.is_root) run_.callback_queued = false;
     if (u.has_handle) u.needs_pre_backward = u.ran_pre_backward = false;
-    for (const std::int32_t output : call.outputs) {
+    for (const std::int32_t output : outputs) {
       const Tensor& tensor = env_[static_cast<std::size_t>(output)];
       if (!tensor.requires_grad()) continue;
+      if (u.is_root && hooked_outputs_[static_cast<std::size_t>(output)]) continue;  // by an earlier call
+      if (u.is_root) hooked_outputs_[static_cast<std::size_t>(output)] = true;
       run_.autograd.add_hook(tensor.node, {kPreBackward, u.id.value});
       u.needs_pre_backward = u.has_handle;
     }
@@ -171,7 +174,8 @@ bool Forward::run_call(std::int32_t call_index) {
 bool Forward::run_hooked(std::int32_t call_index) {
   const GraphCall& call = run_.graph.calls[static_cast<std::size_t>(call_index)];
   const bool enabled = run_.grad_enabled;
-  run_.grad_enabled = enabled && !call.without_grad;
+  run_.grad_enabled = enabled && !(call.calls_without_grad.empty() ? call.without_grad : call.calls_without_grad[0]);
+  if (call_index == 0) script_grad_ = enabled;
   const bool done = run_between_hooks(call_index);
   run_.grad_enabled = enabled;
   return done;
@@ -184,13 +188,33 @@ bool Forward::run_between_hooks(std::int32_t call_index) {
   out_.set_phase(Phase::Forward);
   const bool inside = call.checkpoint != CheckpointKind::None && call.checkpoint_inside;
   if (!(inside ? run_checkpointed(call_index, false) : run_body(call_index))) return false;
-  if (u != nullptr) post_forward(*u, call);
+  if (u != nullptr && call.ends < 0) post_forward(*u, call.outputs);
   return true;
+}
+
+/// Where the script calls the root again, or parts of it by themselves behind its last call.
+void Forward::root_calls_between(const GraphCall& call, std::size_t step) {
+  UnitState* const root = run_.unit_of_module(call.hooked());
+  const auto at = static_cast<std::int32_t>(step);
+  const auto again = std::find(call.again.begin(), call.again.end(), at);
+  if (again != call.again.end()) {
+    if (root != nullptr) post_forward(*root, call.outputs);
+    run_.grad_enabled =
+        script_grad_ && !call.calls_without_grad[static_cast<std::size_t>(again - call.again.begin()) + 1];
+    if (root != nullptr) pre_forward(*root, call);
+  }
+  if (call.ends == at) {
+    if (root != nullptr) post_forward(*root, call.handed_on);
+    run_.grad_enabled = script_grad_;
+  }
+  out_.set_phase(Phase::Forward);
 }
 
 bool Forward::run_body(std::int32_t call_index) {
   const GraphCall& call = run_.graph.calls[static_cast<std::size_t>(call_index)];
-  for (const GraphStep& step : call.steps) {
+  for (std::size_t i = 0; i < call.steps.size(); ++i) {
+    const GraphStep& step = call.steps[i];
+    if (call_index == 0 && (call.ends >= 0 || !call.again.empty())) root_calls_between(call, i);
     const std::vector<std::int32_t>& only = step.iterations;
     if (!only.empty() && std::find(only.begin(), only.end(), run_.script_iteration) == only.end()) continue;
     if (!run_step(step)) return false;

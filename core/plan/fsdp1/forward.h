@@ -32,13 +32,14 @@ class Forward {
   void bind_inputs();
   void root_pre_forward();
   void pre_forward(UnitState& u, const GraphCall& call);
-  void post_forward(UnitState& u, const GraphCall& call);
+  void post_forward(UnitState& u, const std::vector<std::int32_t>& outputs);
   void register_post_backward(UnitState& u);
   void register_reshard_only(UnitState& u, const GraphCall& call);
   bool run_call(std::int32_t call);
   bool run_hooked(std::int32_t call);
   bool run_between_hooks(std::int32_t call_index);
   bool run_body(std::int32_t call);
+  void root_calls_between(const GraphCall& call, std::size_t step);
   bool run_step(const GraphStep& step);
 
   // leaf_autograd.cpp
@@ -61,6 +62,8 @@ class Forward {
   Gradients& gradients_;
   std::vector<LeafAutograd> layers_;  // by GraphNode
   std::vector<Tensor> env_;
+  std::vector<bool> hooked_outputs_;  // of the root's calls in this forward, by variable
+  bool script_grad_ = true;           // of the root's caller
   std::vector<autograd::Edge> edge_buffer_;
   std::vector<autograd::NodeIndex> unmanaged_;  // by ParamId: accumulation nodes of ignored parameters
   std::int32_t frame_ = -1;                     // innermost non-reentrant region being run

@@ -254,11 +254,13 @@ class OpWalker {
         close_node();
         open_.resize(1);
         graph_.calls[0].again.push_back(static_cast<std::int32_t>(graph_.calls[0].steps.size()));
+        end_root_call();
       }
       Result<void> done = add_op(i);
       if (!done) return tl::unexpected(done.error());
     }
     close_node();
+    if (!again.empty()) end_root_call();
     find_interfaces();
     find_handed_on();
     find_idle_params(model_, graph_.nodes);
@@ -405,6 +407,15 @@ class OpWalker {
     call_of_node_.push_back(open_.back().call);
     if (node_ == graph_.loss) return;  // no step of the root: its caller's
     graph_.calls[static_cast<std::size_t>(open_.back().call)].steps.push_back({false, node_, {}});
+  }
+
+  /// The root's calls stand in one; each is in no_grad or not by itself.
+  void end_root_call() {
+    GraphCall& root = graph_.calls[0];
+    root.calls_without_grad.push_back(root.without_grad);
+    root.without_grad = std::find(root.calls_without_grad.begin(), root.calls_without_grad.end(), false) ==
+                        root.calls_without_grad.end();
+    if (!reads_parameters_.empty()) reads_parameters_[0] = false;
   }
 
   /// no_grad is said of each parameter that is read in it (capture): a detach.

@@ -58,6 +58,7 @@ struct GraphCall {
   std::vector<std::int32_t> outputs;  // own variables that are returned
   bool without_grad = false;        // torch.no_grad() around it: all parameters that it reads are read through a detach
   std::vector<std::int32_t> again;  // calls[0]: steps before which the root is called once more
+  std::vector<bool> calls_without_grad;  // calls[0], where `again` is not empty: `without_grad` of each of its calls
   /// calls[0]: the step before which the root has returned, where the script calls its parts behind it; -1: at the end.
   std::int32_t ends = -1;
   std::vector<std::int32_t> handed_on;  // calls[0], then: what the script reads of it

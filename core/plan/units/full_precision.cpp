@@ -75,7 +75,8 @@ class Casting {
   std::int32_t now(std::int32_t op) const { return op < 0 ? op : done_[static_cast<std::size_t>(op)]; }
 
   void move_facts() {
-    for (ValueInfo& value : model_.values) value.held.op = now(value.held.op);
+    for (ValueInfo& value : model_.values)
+      if (value.held.until != Hold::Until::Next) value.held.op = now(value.held.op);
     for (const auto& [input, last] : outlived_) {  // the unit's forward names its arguments until it returns
       Hold& held = model_.values[input.index()].held;
       if (held.until == Hold::Until::LastUse || (held.until == Hold::Until::Op && held.op < last))

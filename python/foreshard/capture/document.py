@@ -142,7 +142,7 @@ def _result(value: Value, program: _Program, loss: str) -> dict[str, Any]:
         return row
     until = program.held_until(value)
     if until is not None:
-        row["held_until"] = until if isinstance(until, str) else {"op": until}
+        row["held_until"] = {"op": until} if isinstance(until, int) else until
     return row
 
 
@@ -190,10 +190,10 @@ class _Program:
         """Of several values of one storage the last one made stands for it."""
         return self._last_value.get(id(value.storage)) == value.name
 
-    def held_until(self, value: Value) -> int | str | None:
+    def held_until(self, value: Value) -> int | str | dict[str, str] | None:
         storage = value.storage
         if storage.death is None:
-            return storage.stays or "step"
+            return {"next": storage.replaces} if storage.stays == "next" and storage.replaces else storage.stays or "step"
         last = self._before[storage.death + 1] - 1
         return last if last > self.last_use[id(storage)] else None
 

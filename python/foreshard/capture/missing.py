@@ -29,7 +29,19 @@ def _ctc_loss(mode, func, log_probs, targets, input_lengths, target_lengths, *re
         return log_probs.new_empty(rows), log_probs.new_empty(rows, steps, 2 * max(target_lengths, default=0) + 1)
 
 
+def _like_first(mode, func, first, *args, **named):
+    with mode:
+        return torch.empty_like(first, memory_format=torch.contiguous_format)
+
+
+def _with_mask(mode, func, first, *args, **named):
+    with mode:
+        return torch.empty_like(first), torch.empty_like(first, dtype=torch.bool)
+
+
 _FAKES = {
+    "_sample_dirichlet.default": _like_first,
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _with_mask,
     "_thnn_fused_gru_cell.default": _gru_cell,
     "_ctc_loss.default": _ctc_loss,
     "addmm.dtype": _wider_product,

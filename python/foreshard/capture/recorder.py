@@ -158,11 +158,12 @@ class Recorder(TorchDispatchMode):
         self.notes: list[str] = []
         self.region: int | None = None
         self.opaque: Opaque | None = None
+        self.engine = False  # autograd's engine runs what comes, in the midst of forward
         self.casts = Casts()
         self.on_operator: list[Any] = []  # called with (func, args, kwargs, row) for every operator, inside of opaque ones with a Place
         self._paused = 0
         self.trainable: dict[str, bool] = {}  # of parameters, by reference
-        self._detached: dict[str, str] = {}
+        self._detached: dict[tuple[Any, ...], str] = {}
         self.done = False  # backward has run: what follows is no part of the model
 
     # ------------------------------------------------------------------------------------------------ state
@@ -240,7 +241,7 @@ class Recorder(TorchDispatchMode):
             row["op"] = f"opaque.{func.namespace}.{func._schema.name.split('::')[-1]}"
             row["args"] = [refs[id(t)] for t in tensors if t.device.type != "cpu"]
             row.pop("kwargs", None)
-            row["opaque"] = self._unknown(tensors, results, refs)
+            row["opaque"] = self._unknown(func, tensors, results, refs)
         turned = [r for r in on_device if before.get(id(r), geometry(r)) != geometry(r)]
         if turned:  # transpose_ and its like give their tensor another shape: a view of what it was
             row["op"] = _VIEW_OF.get(row["op"], row["op"])
@@ -267,6 +268,9 @@ class Recorder(TorchDispatchMode):
                 out.append(None)
                 continue
             same = next((t for t in tensors if t is result and id(t) not in turned), None)
+            if same is not None and row["op"].startswith("opaque."):  # a collective, a custom operator: no new memory
+                out.append({"name": refs[id(same)][1:]} if refs[id(same)].startswith("%") else None)
+                continue
             if same is not None:  # changed in place
                 out.append(self._changed(result, refs[id(same)], index))
                 continue
@@ -285,6 +289,7 @@ class Recorder(TorchDispatchMode):
         if not reference.startswith("%"):
             return None
         old = self.table.find(tensor)
+        self.table.storage_of(tensor, index).writes += 1
         value = self.table.add(self.table.new_name(), tensor, index)
         unseen = not torch.is_grad_enabled()
         value.detached = unseen or (old is not None and old.detached and not tensor.requires_grad)
@@ -424,7 +429,9 @@ class Recorder(TorchDispatchMode):
         cut = grows and (not torch.is_grad_enabled() or not tensor.requires_grad)
         if not cut or self.opaque is not None:
             return reference
-        name = self._detached.get(reference)
+        # Of a parameter it is said again in every call: the call is read as one without gradients.
+        key = (reference, self.modules.name(), self.modules.call()) if reference.startswith("@") else (reference,)
+        name = self._detached.get(key)
         if name is None or self.table.known_storage(tensor) is None:
             self.ops.append(
                 {"op": "aten.detach.default", "module": self.modules.name(), "call": self.modules.call(),
@@ -435,7 +442,7 @@ class Recorder(TorchDispatchMode):
             value = self.table.add(self.table.new_name(), tensor, len(self.ops) - 1)
             value.detached = True
             self.ops[-1]["out"] = [value]
-            name = self._detached[reference] = value.name
+            name = self._detached[key] = value.name
         return "%" + name
 
     def enter(self, name: str, args: Any) -> None:
@@ -485,6 +492,8 @@ class Recorder(TorchDispatchMode):
             for i, value in enumerate(args)
             if i >= len(schema) or schema[i].name not in _PLACEMENT
         ]
+        if self.engine and str(func) in _FACTORS:  # its thread has a handle of cuBLAS of its own
+            named["engine"] = True
         if func is torch.ops.aten.convolution.default:
             named["backend"] = self._convolution_backend(args)
         return positional, named
@@ -515,10 +524,12 @@ class Recorder(TorchDispatchMode):
 
     # ----------------------------------------------------------------------------------------------- opaque
 
-    def _unknown(self, tensors, results, refs) -> dict[str, Any]:
-        """A custom operator without autograd of its own."""
+    def _unknown(self, func, tensors, results, refs) -> dict[str, Any]:
+        """A custom operator without autograd of its own, or a collective that the script calls."""
         moved = sum(t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor))
-        return {"saved": [], "bytes_moved": moved, "flops": 0, "workspace_bytes": 0, "backward": []}
+        # NCCL gathers into one tensor, whose parts are copied to those of the list (ProcessGroupNCCL: newLikeFlat).
+        in_one = sum(t.numel() * t.element_size() for t in tensors[:-1]) if str(func) == "c10d.allgather_.default" else 0
+        return {"saved": [], "bytes_moved": moved, "flops": 0, "workspace_bytes": in_one, "backward": []}
 
     def write(self, name: str, args: list[torch.Tensor], result: torch.Tensor, frame: Opaque) -> None:
         """An operator that rules know, in the place of the opaque one that has run."""

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
-from . import answers, autocast, flex, missing, packed, pitfalls
+from . import answers, autocast, flex, inner, missing, packed, pitfalls
 from .attention import CudaComposites
 from .checkpoints import Regions
 from .document import CapturedModel, make_document
@@ -89,6 +89,7 @@ class Session:
         self.stack = ModuleStack(self.structure.names, self.structure.wrappers)
         self.virtual = virtual
         self.recorder = Recorder(self.table, self.stack, self.device, strict, chosen, virtual)
+        self._buffers: set[str] = set()
         self.module_calls: list[dict[str, Any]] = []
         self.forward_end = -1
         self.outputs: list[str] = []
@@ -117,7 +118,9 @@ class Session:
             self._name_state()
             batch = fakes.batch(task.batch)
             self._name_inputs(batch, task.names)
-            for context in (flex.fused(self.notes), packed.planned(self.notes, self.recorder.known), answers.asked_by_libraries(self.recorder.known), regions.watch(), functions.watch(), pitfalls.functional_calls(self.notes), self.stack.watch(), self._watch_backward(),
+            for context in (inner.allowed(), flex.fused(self.notes), packed.planned(self.notes, self.recorder.known),
+                            answers.asked_by_libraries(self.recorder.known), regions.watch(), functions.watch(),
+                            pitfalls.functional_calls(self.notes), self.stack.watch(), self._watch_backward(),
                             self._watch_optimizer(), autocast.of_a_gpu(), self.recorder.casts.watch(lambda: len(self.recorder.ops) - 1), _of_an_h100(), _quiet_rnn(),
                             _quiet_log(), _unvalidated()):  # fmt: skip
                 inside.enter_context(context)
@@ -152,11 +155,13 @@ class Session:
         return CapturedModel(make_document(self, regions.rows), notes, "virtual" if self.virtual else "fake")
 
     def _failed(self, error: Exception) -> CaptureError:
-        return CaptureError(
-            f"the module failed: {type(error).__name__}: {error}",
-            place=f"module {self.recorder.place()}",
-            hint="the module must run as it is called here; see the exception above for the line",
-        )
+        hint = "the module must run as it is called here; see the exception above for the line"
+        if "process group has not been initialized" in str(error):
+            hint = (
+                "a script that meets other ranks itself wants a group of its size before capture, which moves nothing: torch.distributed.init_process_group("
+                '"fake", store=torch.testing._internal.distributed.fake_pg.FakeStore(), rank=0, world_size=N)'
+            )
+        return CaptureError(f"the module failed: {type(error).__name__}: {error}", place=f"module {self.recorder.place()}", hint=hint)
 
     # ------------------------------------------------------------------------------------------------- state
 
@@ -165,6 +170,8 @@ class Session:
             self.table.keep(tensor, "@" + fqn)
             if isinstance(tensor, torch.nn.Parameter):
                 self.recorder.trainable["@" + fqn] = tensor.requires_grad
+            else:
+                self._buffers.add(fqn)
 
     def _name_inputs(self, batch, names) -> None:
         args, kwargs = batch
@@ -217,6 +224,8 @@ class Session:
                     storage = self.table.known_storage(leaf) if isinstance(leaf, torch.Tensor) else None
                     if storage is not None and made.pop(id(storage), None) is not None:
                         kept.append((storage, f"{fqn or 'the root module'} keeps `{attribute}`"))
+                        full = f"{fqn}.{attribute}" if fqn else attribute
+                        storage.replaces = full if full in self._buffers else ""
         return kept
 
     # ------------------------------------------------------------------------------------------------- calls
@@ -273,7 +282,7 @@ class Session:
 
     def _pack(self, tensor: torch.Tensor):
         """Autograd holds no storage here: what it keeps follows from the operators. Opaque ones are asked."""
-        if tensor.device.type == "cpu" or not self.recorder.recording:
+        if tensor.device.type == "cpu" or not self.recorder.recording or inner.is_of_transform(tensor):
             return tensor
         frame = self.recorder.opaque
         if frame is not None:
@@ -309,6 +318,12 @@ class Session:
         def grad(*args, **kwargs):
             if self.recorder.done or self.recorder.opaque is not None:
                 return gradients(*args, **kwargs)
+            if inner.inside_transform():
+                self.recorder.engine = True
+                try:
+                    return inner.gradients(*args, **kwargs)
+                finally:
+                    self.recorder.engine = False
             raise CaptureError(
                 "torch.autograd.grad inside the step is not captured",
                 place=f"module {self.recorder.place()}",

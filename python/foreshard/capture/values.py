@@ -50,6 +50,7 @@ class Value:
     detached: bool = False  # made by detach, or in no_grad: autograd does not see where it came from
     grows: bool = False  # autograd knows where it came from
     made: Any = None  # weakly, the tensor that the operator gave
+    writes: int = 0  # into its memory, before it was made
     requires_grad: bool = False  # of inputs
     alias_of: str = ""  # of inputs
     key: tuple[Any, ...] = ()  # geometry
@@ -76,7 +77,9 @@ class Storage:
     values: list[Value] = field(default_factory=list)
     references: dict[tuple[Any, ...], str] = field(default_factory=dict)  # "@fqn" of parameters and buffers, by geometry
     persistent: bool = False  # parameters, buffers, inputs: the caller's
+    writes: int = 0  # by operators in place, until now
     stays: str = ""  # beyond the step: "next": until the next one has made another, "run": no step makes it again
+    replaces: str = ""  # "next": the buffer that the first step has it in the place of
 
 
 def geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -155,7 +158,7 @@ class ValueTable:
         storage = self.storage_of(tensor, now)
         value = Value(name, tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()), storage)
         value.key = geometry(tensor)
-        value.made = weakref.ref(tensor)
+        value.made, value.writes = weakref.ref(tensor), storage.writes
         storage.values.append(value)
         self.also(tensor, value)
         return value
@@ -176,13 +179,18 @@ class ValueTable:
         return f"v{self.made - 1}"
 
     def find(self, tensor: torch.Tensor) -> Value | None:
-        """The value that a tensor is; of several with one geometry the last that autograd sees as it sees the tensor."""
+        """The value that a tensor is; of several with one geometry its own, or the last that autograd sees as it sees the tensor."""
         if self.known_storage(tensor) is None:
             return None
         found = self._by_geometry.get((storage_key(tensor), geometry(tensor)))
         if not found:
             return None
-        for value in reversed(found):
-            if value.detached != tensor.requires_grad:
+        grows = tensor.requires_grad
+        for alike in (
+            lambda value: value.made() is tensor and value.writes == value.storage.writes and not (grows and value.detached),
+            lambda value: value.grows == grows != value.detached,
+            lambda value: value.detached != grows,
+        ):
+            if value := next(filter(alike, reversed(found)), None):
                 return value
         return found[-1]

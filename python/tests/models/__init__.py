@@ -5,6 +5,7 @@ A `Case` is made on any device; the same `forward` is what capture sees and what
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -40,9 +41,25 @@ def ids(vocabulary: int, *shape: int, device) -> torch.Tensor:
 
 
 def load() -> dict[str, Case]:
-    from . import composers, corners, decoders, experts, further, images, latecomers, mechanics, meshed, newcomers, others, outsiders, recurrent, sequences, spaces, strangers, tinkerers, toolbox, trainings, visitors  # noqa: F401 - they register
+    from . import archivists, composers, corners, decoders, experts, further, images, latecomers, learners, makers, mechanics, meshed, moderns, newcomers, others, outsiders, recurrent, sequences, spaces, strangers, surveyors, tinkerers, toolbox, trainings, visitors  # noqa: F401 - they register
 
     return CASES
+
+
+@contextlib.contextmanager
+def among_ranks(case: Case):
+    """For cases that meet other ranks themselves ("ranks"): a group that moves nothing, while they are captured."""
+    if not (ranks := case.options.get("ranks")):
+        yield
+        return
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def compared() -> set[str]:

@@ -12,8 +12,8 @@ Bytes BlasWorkspaces::bytes() const {
   return profile.kind == "cpu" ? 0 : blas_workspace(profile.architecture);
 }
 
-bool BlasWorkspaces::ensure(bool lt) {
-  std::uint8_t& has = made();
+bool BlasWorkspaces::ensure(bool lt, bool engine) {
+  std::uint8_t& has = engine ? of_backward_ : made();
   const std::uint8_t wanted = lt ? kBlasWorkspace | kLtWorkspace : kBlasWorkspace;
   for (const std::uint8_t one : {kBlasWorkspace, kLtWorkspace}) {
     if ((wanted & one & ~has) == 0) continue;

@@ -15,8 +15,8 @@ class BlasWorkspaces {
 
   /// What the handle of the thread that runs now has been given, one bit for each workspace.
   std::uint8_t& made() { return context_.phase == LoopPhase::Backward ? of_backward_ : of_forward_; }
-  /// Before a product; `lt`: through cuBLASLt. False: out of memory.
-  bool ensure(bool lt);
+  /// Before a product; `lt`: through cuBLASLt, `engine`: on autograd's thread in any case. False: out of memory.
+  bool ensure(bool lt, bool engine);
   /// Of cuBLAS; 0 on a host.
   Bytes bytes() const;
 

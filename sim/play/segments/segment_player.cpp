@@ -6,8 +6,15 @@
 namespace foreshard {
 namespace {
 
-/// Collectives of the program and copies of its activations move other streams than a tape's.
-bool on_one_stream(const PlayContext& context) { return context.model.mesh.empty() && !context.lowered.offloads; }
+bool begins_early(const SegmentTemplate& segment) { return segment.early_backward > 0; }
+
+/// Whether runs are whole and on one stream, as a tape's: collectives of the program and copies of its activations move
+/// others, and a backward may begin before its region is computed again.
+bool fits_tapes(const PlayContext& context) {
+  const std::vector<SegmentTemplate>& templates = context.lowered.templates;
+  return context.model.mesh.empty() && !context.lowered.offloads &&
+         std::none_of(templates.begin(), templates.end(), begins_early);
+}
 
 }  // namespace
 
@@ -17,9 +24,9 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       buffers_(buffers),
       collectives_(collectives),
       times_(time_templates(context, collectives, work_)),
-      recorder_(context, on_one_stream(context) ? options.record_runs : nullptr),
+      recorder_(context, fits_tapes(context) ? options.record_runs : nullptr),
       storages_(context, buffers, recorder_),
-      follower_(context, buffers, storages_, on_one_stream(context) ? options.follow_runs : nullptr),
+      follower_(context, buffers, storages_, fits_tapes(context) ? options.follow_runs : nullptr),
       instructions_(context, buffers, storages_, recorder_, follower_),
       workspaces_(context, recorder_),
       early_(context, storages_, times_),
@@ -29,7 +36,7 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       per_kernel_(options.per_kernel),
       speed_(options.speed) {
   const std::vector<SegmentTemplate>& templates = context.lowered.templates;
-  if (std::any_of(templates.begin(), templates.end(), [](const SegmentTemplate& t) { return t.early_backward > 0; }))
+  if (std::any_of(templates.begin(), templates.end(), begins_early))
     begun_.resize(context.lowered.instances.size(), false);
 }
 
@@ -150,7 +157,7 @@ bool SegmentPlayer::run_kernel(Run& run, std::size_t k) {
   const Kernel& kernel = run.list.kernels[k];
   recorder_.set_kernel(k + run.added);
   if (!memory_events(run, timed.before_begin, timed.before_end)) return false;
-  if (timed.gemm && !workspaces_.ensure(timed.lt)) return false;
+  if (timed.gemm && !workspaces_.ensure(timed.lt, kernel.backward)) return false;
   if (run.keep && context_.device.allocator.stats().allocated.current > run.highest.allocated)
     run.highest = context_.ledger_now();
   if (timed.communicator >= 0)
@@ -244,6 +251,28 @@ void SegmentPlayer::free_held(bool only_gradients) {
     if ((!only_gradients || early_.made_in_backward(k)) && !stays(all[k]))
       storages_.free(storages_.place(all[k].instance, all[k].slot));
   }
+}
+
+void SegmentPlayer::replace_buffers(std::vector<ResidentBuffer>& buffers) {
+  const LoweredProgram& lowered = context_.lowered;
+  const std::vector<BufferInfo>& all = context_.model.buffers;
+  for (std::size_t k = 0; k < lowered.replaced.size() && !buffers.empty(); ++k) {
+    if (lowered.replaced[k] < 0) continue;
+    const BufferInfo& like = all[static_cast<std::size_t>(lowered.replaced[k])];  // of a block that stands for others
+    const auto alike = [&](const ResidentBuffer& each) {
+      if (each.buffer < 0) return false;
+      const BufferInfo& info = all[static_cast<std::size_t>(each.buffer)];
+      return info.shape == like.shape && info.dtype == like.dtype;
+    };
+    const auto own = [&](const ResidentBuffer& each) { return each.buffer == lowered.replaced[k]; };
+    auto at = std::find_if(buffers.begin(), buffers.end(), own);
+    if (at == buffers.end()) at = std::find_if(buffers.begin(), buffers.end(), alike);
+    if (at == buffers.end()) continue;
+    const ImportBinding& made = lowered.held_until_next[k];
+    storages_[storages_.place(made.instance, made.slot)] = at->block;
+    buffers.erase(at);
+  }
+  buffers.clear();
 }
 
 std::vector<BlockHandle> SegmentPlayer::take_held() {

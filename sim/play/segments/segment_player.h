@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "sim/play/initialisation.h"
 #include "sim/play/instructions/plan_buffers.h"
 #include "sim/play/instructions/play_context.h"
 #include "sim/play/instructions/played_collectives.h"
@@ -43,6 +44,8 @@ class SegmentPlayer {
   /// The loop drops storages that are held beyond backward: first, when the engine returns, the gradients among them,
   /// then all.
   void free_held(bool only_gradients);
+  /// Buffers that modules put others in the place of: they lie where those will be made. The list is empty afterwards.
+  void replace_buffers(std::vector<ResidentBuffer>& buffers);
   /// Loss and outputs, which somebody holds beyond the micro-batch: the caller's from now on.
   std::vector<BlockHandle> take_held();
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/lowering/kernels/kernel_shape.h"
 #include "core/lowering/lowering.h"
 #include "tests/core/lowering/replay.h"
 #include "tests/core/lowering/toy_program.h"
@@ -239,6 +240,20 @@ TEST(KernelChoice, AProductsRowsAreAlignedAsTheLengthsThatLieTogether) {
   EXPECT_EQ(alignments(258), (std::vector<std::int32_t>{4, 4, 4}));
   EXPECT_EQ(alignments(260), (std::vector<std::int32_t>{8, 8, 8}));
   EXPECT_EQ(alignments(264), (std::vector<std::int32_t>{16, 16, 16}));
+}
+
+TEST(KernelChoice, CublasReadsWhereOneDimensionLiesTogetherAndTheOtherStepsOverIt) {
+  const auto copies = [](const Dims& sizes, const Dims& strides) {
+    return lowering::cublas_copies({sizes, strides, DType::Float32});
+  };
+  EXPECT_FALSE(copies({2, 3, 5}, {15, 5, 1}));
+  EXPECT_FALSE(copies({2, 3, 5}, {15, 1, 3}));
+  EXPECT_FALSE(copies({2, 3, 5}, {1000, 7, 1}));  // a part of longer rows
+  EXPECT_TRUE(copies({2, 3, 5}, {1, 10, 2}));     // of [3, 5, 2]: neither lies together
+  EXPECT_TRUE(copies({2, 3, 5}, {7, 1, 1}));      // windows that overlap
+  EXPECT_TRUE(copies({2, 3, 5}, {15, 0, 1}));     // one row for all
+  EXPECT_TRUE(copies({3, 5}, {0, 0}));
+  EXPECT_FALSE(copies({3, 1}, {1, 1}));
 }
 
 TEST(KernelChoice, AttentionSaysItsMaskInBothDirections) {

@@ -96,6 +96,21 @@ TEST(ModelJson, FactsAreRead) {
   EXPECT_EQ(opaque.backward[2].of, 1);
 }
 
+TEST(ModelJson, AValueTakesThePlaceOfABuffer) {
+  Json json = Json::parse(kFacts);
+  json["buffers"] = Json::array({{{"fqn", "a.mean"}, {"shape", {4}}, {"dtype", "float32"}},
+                                 {{"fqn", "a.count"}, {"shape", {4}}, {"dtype", "float32"}}});
+  json["ops"][0]["out"][0]["held_until"] = {{"next", "a.count"}};
+  const auto model = parse_model_json(text_of(json), "model.json");
+  ASSERT_TRUE(model) << to_text(model.error());
+  EXPECT_EQ(model->values[2].held, (Hold{Hold::Until::Next, 1, {}}));
+  const auto again = parse_model_json(write_model_json(*model), "model.json");
+  ASSERT_TRUE(again) << to_text(again.error());
+  EXPECT_EQ(*again, *model);
+  json["ops"][0]["out"][0]["held_until"] = {{"next", "a.sum"}};
+  EXPECT_NE(to_text(error_of(json)).find("no buffer has this name"), std::string::npos);
+}
+
 TEST(ModelJson, FactsThatCannotBeAreNamed) {
   const auto error = [](const char* pointer, const Json& value) {
     Json json = Json::parse(kFacts);
