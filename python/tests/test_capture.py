@@ -331,6 +331,18 @@ class Programs(unittest.TestCase):
         self.assertEqual(len(ops(capture(Attend(), x, loss=scalar), "efficient_attention")), 1)
         self.assertEqual(len(ops(capture(Attend(), x, mask, loss=scalar, mixed_precision=half), "efficient")), 1)
 
+    def test_masks_are_made_to_begin_rows_at_aligned_addresses(self):
+        class Masked(nn.Module):
+            def forward(self, q, mask):
+                return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+        def pads(columns, room):
+            mask = torch.empty(1, 1, columns, room)[..., :columns]
+            model = capture(Masked(), torch.empty(2, 4, columns, 32, requires_grad=True), mask, loss=scalar)
+            return [op["args"][1] for op in ops(model, "constant_pad_nd")]
+
+        self.assertEqual([pads(*sizes) for sizes in ((72, 72), (66, 66), (72, 73))], [[], [[0, 6]], [[0, 8]]])
+
     def test_takes_cudas_attention_inside_pytorchs_modules(self):
         layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
         model = capture(layer, torch.empty(2, 16, 64), loss=scalar, mixed_precision={"param": "bfloat16"})

@@ -109,8 +109,8 @@ Tensor write_efficient(ProgramWriter& w, const AttentionShape& shape, const Tens
   Tensor bias;
   if (mask != nullptr) {
     bias = *mask;
-    if (const std::int64_t n = bias.sizes[-1]; n % 16 != 0) {  // rows of the bias must be aligned
-      bias = w.slice(w.pad(bias, {0, 16 - n % 16}, 0.0), -1, 0, n);
+    if (const std::int64_t n = bias.sizes[-1]; n % 8 != 0) {  // rows of the bias must be aligned
+      bias = w.slice(w.pad(bias, {0, 8 - n % 8}, 0.0), -1, 0, n);
     }
     bias = w.expand(bias, {q.sizes[0], q.sizes[1], q.sizes[2], k.sizes[2]});
   }

@@ -156,8 +156,9 @@ def _efficient(query, key, value, mask, dropout_p, is_causal, scale):
         if mask.dtype == torch.bool:  # convert_boolean_attn_mask
             mask = torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=query.dtype, device=mask.device))
         columns = mask.shape[-1]
-        if columns % 16:  # pad_bias: rows begin at aligned addresses
-            mask = F.pad(mask, (0, 16 - columns % 16))[..., :columns]
+        *steps, last = mask.stride()
+        if last != 1 or any(step % 8 for step in steps):  # preprocess_mask: rows begin at aligned addresses, or are made to
+            mask = F.pad(mask, (0, 8 - columns % 8))[..., :columns]
         mask = mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
     wanted = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
     out = torch.ops.aten._scaled_dot_product_efficient_attention(
