@@ -80,14 +80,20 @@ std::int32_t RankProgram::gather(std::int32_t value, bool slices, bool replica, 
   return made;
 }
 
+/// Made of a value that whoever holds it goes on holding.
+std::int32_t RankProgram::add_unheld(std::int32_t value, const Cut& cut) {
+  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
+  const std::int32_t made = add_value(value, cut);
+  model_.values[static_cast<std::size_t>(value)].held = held;
+  model_.values[static_cast<std::size_t>(made)].held = {};
+  return made;
+}
+
 /// The same tensor, whose gradients the ranks sum where it is read. "share": a whole gradient becomes terms of itself.
 std::int32_t RankProgram::copied(std::int32_t value, const Caller& caller, bool replica, const char* backward) {
   Cut same = cuts_[static_cast<std::size_t>(value)];
   same.replica = replica;
-  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
-  const std::int32_t made = add_value(value, same);
-  model_.values[static_cast<std::size_t>(value)].held = held;
-  model_.values[static_cast<std::size_t>(made)].held = {};
+  const std::int32_t made = add_unheld(value, same);
   Op& copy = emit("mesh.copy", value, caller.module, caller.call);
   copy.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
   if (backward != nullptr) copy.args.push_back(Arg{std::string(backward)});
@@ -101,10 +107,7 @@ std::int32_t RankProgram::parted(std::int32_t value, const Caller& caller) {
   Cut cut;
   cut.dim = static_cast<std::int32_t>(whole.size()) - 1;
   cut.whole = whole.back();
-  const Hold held = model_.values[static_cast<std::size_t>(value)].held;
-  const std::int32_t made = add_value(value, cut);
-  model_.values[static_cast<std::size_t>(value)].held = held;
-  model_.values[static_cast<std::size_t>(made)].held = {};
+  const std::int32_t made = add_unheld(value, cut);
   Op& op = emit("mesh.part", value, caller.module, caller.call);
   op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
   op.args.push_back(Arg{static_cast<std::int64_t>(cut.dim)});

@@ -55,6 +55,7 @@ class RankProgram {
 
   Op& emit(const char* name, std::int32_t from, ModuleId module, std::int32_t call);
   std::int32_t add_value(std::int32_t like, const Cut& cut);
+  std::int32_t add_unheld(std::int32_t value, const Cut& cut);
   void set_local(std::int32_t value, const Cut& cut);
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
   std::int32_t copied(std::int32_t value, const Caller& caller, bool replica, const char* backward = nullptr);
