@@ -26,6 +26,8 @@ namespace {
 
 constexpr int kWarmUp = 10;  // steps of a run: its allocator still learns, the first ones take a third more
 constexpr int kRuns = 2;     // a machine's slow seconds seldom meet all of them
+constexpr int kSteps = 20, kRunsOfShort = 3;  // two runs of one job differ by more than their steps do
+constexpr double kShort = 100e6;              // ns
 constexpr std::size_t kSpreadParts = 8;
 constexpr double kLeastInterval = 0.1;  // a machine's own load changes as much between two runs
 
@@ -35,6 +37,10 @@ Error run_failed(const Captured& run) {
   error.expected = "a job that `foreshard run` trains on this machine";
   error.hint = "--steps 0 calibrates without them: the profile is written already";
   return error;
+}
+
+double at_share(const std::vector<double>& ascending, double share) {
+  return ascending[static_cast<std::size_t>(share * static_cast<double>(ascending.size() - 1) + 0.5)];
 }
 
 /// What one run of the job's steps shows, after its first ones.
@@ -93,10 +99,16 @@ Result<MeasuredSteps> measured_run(const CalibrateFlags& flags, int count) {
 Result<MeasuredSteps> measured_steps(const CalibrateFlags& flags) {
   MeasuredSteps all;
   double computed = 0, spread = 0;  // runs that say it
-  for (int left = flags.steps, runs = kRuns; left > 0 && runs > 0; --runs) {
+  int left = flags.steps < 0 ? kSteps : flags.steps;
+  for (int runs = kRuns; left > 0 && runs > 0; --runs) {
     const int count = (left + runs - 1) / runs;
-    const auto run = measured_run(flags, count);
+    auto run = measured_run(flags, count);
     if (!run) return run;
+    std::sort(run->durations.begin(), run->durations.end());
+    if (flags.steps < 0 && all.durations.empty() && at_share(run->durations, 0.5) < kShort) {
+      runs += kRunsOfShort;
+      left += kRunsOfShort * kSteps;
+    }
     all.durations.insert(all.durations.end(), run->durations.begin(), run->durations.end());
     const auto mean = [](double& value, double next, double count_of) { value += (next - value) / count_of; };
     if (run->compute_ns > 0) mean(all.compute_ns, run->compute_ns, ++computed);
@@ -109,10 +121,6 @@ Result<MeasuredSteps> measured_steps(const CalibrateFlags& flags) {
   }
   std::sort(all.durations.begin(), all.durations.end());
   return all;
-}
-
-double at_share(const std::vector<double>& ascending, double share) {
-  return ascending[static_cast<std::size_t>(share * static_cast<double>(ascending.size() - 1) + 0.5)];
 }
 
 }  // namespace

@@ -535,7 +535,9 @@ class Declaration {
     verb.add_option("--repeats", calibrate_.repeats, "Of every measurement; the median counts")
         ->check(CLI::Range(1, 1000).description(""))
         ->type_name("N");
-    verb.add_option("--steps", calibrate_.steps, "Of the job itself, run at the end on a host; 0 = its parts alone")
+    verb.add_option(
+            "--steps", calibrate_.steps,
+            "Of the job itself, run at the end on a host (20, and 60 more where they are short); 0 = its parts alone")
         ->check(CLI::Range(0, 1000).description(""))
         ->type_name("N");
   }

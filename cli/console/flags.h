@@ -169,7 +169,7 @@ struct CalibrateFlags {
   std::string backend = "host";   // host | cuda
   int ranks = 2;
   int repeats = 15;
-  int steps = 20;  // of the job itself, run after its parts; 0 = none
+  int steps = -1;  // of the job itself, run after its parts; 0 = none, -1 = 20, and more where they are short
   LinkFlags link;
 };
 

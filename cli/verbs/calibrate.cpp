@@ -59,7 +59,7 @@ ExitCode run_verb(const CalibrateFlags& flags, const Console& console) {
   }
   const std::string why = no_steps_because(flags, loaded->job);
   if (why.empty()) return calibrate_parts_and_steps(flags, loaded->job, console);
-  if (flags.backend == "host" && flags.steps > 0 && flags.ranks > 1)
+  if (flags.backend == "host" && flags.steps != 0 && flags.ranks > 1)
     console.note("note: the job's own steps are not measured: " + why);
   return run_in_executor(arguments_of(flags), console, flags.backend == "cuda" ? Executor::Cuda : Executor::Host);
 }
