@@ -85,6 +85,7 @@ Result<MeasuredSteps> measured_run(const CalibrateFlags& flags, int count) {
   }
   if (steps.size() <= kWarmUp) return fail(run_failed(run));
   steps.erase(steps.begin(), steps.begin() + kWarmUp);
+  std::sort(steps.begin(), steps.end());
   const auto recorded = open_trace(recording.path);
   if (!recorded) return fail(recorded.error());
   const Timeline& timeline = recorded->timeline;
@@ -102,9 +103,8 @@ Result<MeasuredSteps> measured_steps(const CalibrateFlags& flags) {
   int left = flags.steps < 0 ? kSteps : flags.steps;
   for (int runs = kRuns; left > 0 && runs > 0; --runs) {
     const int count = (left + runs - 1) / runs;
-    auto run = measured_run(flags, count);
+    const auto run = measured_run(flags, count);
     if (!run) return run;
-    std::sort(run->durations.begin(), run->durations.end());
     if (flags.steps < 0 && all.durations.empty() && at_share(run->durations, 0.5) < kShort) {
       runs += kRunsOfShort;
       left += kRunsOfShort * kSteps;

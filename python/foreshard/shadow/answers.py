@@ -3,7 +3,7 @@
 - cuDNN is not played: convolutions unfold, recurrent layers run step by step, attention takes the next kernel (flash).
 - torch.compile leaves functions as they are (but for FlexAttention: flex.py).
 - Ranks compare their parameters' shapes by values that nobody computes: they are the same.
-- Tensors of the device that are compared as a whole are alike: all of them read as zeros, but for whole numbers that the host gave them (values.py).
+- Tensors of the device that are compared as a whole are alike: all of them read as zeros, but for whole numbers that the host gave them (reads/values.py).
 - A generator of the host keeps its state where it is given one that came by way of the device.
 - Tokens that go to experts by counts of the device go in even shares.
 - Distributions do not look at their parameters' values.
@@ -18,9 +18,9 @@ import functools
 import gc
 import os
 
-from .reads import flags, masks, values
 from .hooks import after_import
 from .notes import note
+from .reads import flags, masks, values
 
 LARGE = 1 << 20  # bytes
 OLDEST = (2, 6)
@@ -94,22 +94,24 @@ def _threads(torch) -> None:
 def _repeats(torch) -> None:
     """Repetitions that the device has counted: none, as every value that is read; PyTorch would ask whether all are positive."""
 
-    def size_of(times, args, kwargs) -> int:
+    def size_of(rows, times, dim) -> int:
+        """`rows`: None where the numbers themselves are repeated."""
         known = values.of(times)
         if known is None:
             note("repeat_interleave by counts that the device has: read as none, its result is empty")
             return 0
-        if known.numel() > 1 or len(args) < 2:
+        if rows is None or known.numel() > 1:
             return int(known.sum())
-        dim = args[2] if len(args) > 2 else kwargs.get("dim")
-        return int(known) * (args[0].numel() if dim is None else args[0].shape[dim])
+        return int(known) * (rows.numel() if dim is None else rows.shape[dim])
 
     def counted(inner):
         @functools.wraps(inner)
         def repeat(*args, **kwargs):
             times = args[1] if len(args) > 1 else kwargs.get("repeats", args[0] if args else None)
             if isinstance(times, torch.Tensor) and times.is_cuda and kwargs.get("output_size") is None:
-                kwargs["output_size"] = size_of(times, args, kwargs)
+                rows = kwargs.get("input", args[0] if args else None)
+                dim = args[2] if len(args) > 2 else kwargs.get("dim")
+                kwargs["output_size"] = size_of(None if rows is times else rows, times, dim)
             return inner(*args, **kwargs)
 
         return repeat

@@ -193,8 +193,7 @@ class _Copier:
             twin = self.module(inner)
             if class_of(inner).__call__ is not torch.nn.Module.__call__ and hasattr(module, "_fsdp_wrapped_module"):
                 twin.__dict__[checkpoints.OUTSIDE] = True
-            if units.has_hooks_around_reentrant(module):
-                twin._modules["_checkpoint_wrapped_module"].__dict__[checkpoints.OUTSIDE] = True
+            self._mark_reentrant(module, twin)
             return twin
         if id(module) in self._modules:
             return self._modules[id(module)]
@@ -223,8 +222,7 @@ class _Copier:
         self._found = around
         state["_modules"] = {name: None if m is None else self.module(m) for name, m in module._modules.items()}
         twin.__dict__.update(state)
-        if units.has_hooks_around_reentrant(module):
-            twin._modules["_checkpoint_wrapped_module"].__dict__[checkpoints.OUTSIDE] = True
+        self._mark_reentrant(module, twin)
         for name in self._shapes.get(id(module), {}):
             twin.__dict__.pop(name, None)  # FSDP1 puts views in the parameters' places
         expert_weights.placed(twin, self._experts.get(id(module), {}))
@@ -233,6 +231,14 @@ class _Copier:
         if any(base.__name__ == "LightningModule" for base in type(module).__mro__):  # its trainer's records know no copies
             twin.__dict__["log"] = twin.__dict__["log_dict"] = lambda *args, **kwargs: None
         return twin
+
+    @staticmethod
+    def _mark_reentrant(module, twin) -> None:
+        """`twin`: of a checkpoint wrapper that is a unit, or of the one in a unit of FSDP1."""
+        from foreshard.capture import checkpoints
+
+        if units.has_hooks_around_reentrant(module):
+            twin._modules["_checkpoint_wrapped_module"].__dict__[checkpoints.OUTSIDE] = True
 
     def _hooks(self, module, key, table):
         """Hooks of the model itself on its forward; those of FSDP and of what watches go."""

@@ -76,6 +76,24 @@ fully_shard(model, mp_policy=policy)
 optimizer = torch.optim.AdamW(model.parameters())
 
 lengths = torch.tensor(LENGTHS)
+
+
+def repeated():
+    """Each form of it, by counts of the device; what ranks have exchanged is nobody's to know."""
+    rows, two, each = torch.zeros(3, 4, device="cuda"), torch.tensor(2).cuda(), torch.tensor([1, 2, 4]).cuda()
+    told = [torch.repeat_interleave(rows, repeats=two).shape, torch.repeat_interleave(rows, two, dim=1).shape,
+            torch.repeat_interleave(input=rows, repeats=each, dim=0).shape, torch.repeat_interleave(each).shape]  # fmt: skip
+    if told != [(24,), (3, 8), (7, 4), (7,)]:
+        raise ValueError(f"rows are repeated to {told}")
+    dist.broadcast(each, 0)
+    kept = each.tolist()
+    given = torch.full((8,), 5, device="cuda")
+    dist.all_to_all_single(given, torch.arange(8, device="cuda"))
+    if kept != [1, 2, 4] or given.tolist() != [0] * 8:
+        raise ValueError(f"{kept} and {given.tolist()} are read")
+
+
+repeated()
 for _ in range(3):
     ends = F.pad(lengths.cumsum(0), (1, 0)).to("cuda", non_blocking=True)
     words = torch.randint(0, WORDS, (sum(LENGTHS) + 1,)).cuda()

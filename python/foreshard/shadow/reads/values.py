@@ -4,6 +4,9 @@ Nothing is computed on the virtual device, so what is read from it would be zero
 lengths would have none. Small tensors of integers and booleans that come from the host have a mirror there; what functions make
 of mirrored tensors alone is mirrored too, by the same function; what is read of them is the mirror's. Whatever else writes to
 one ends its mirror. Other ranks do what this one does: their counts are its own.
+
+Functions are followed, not operators as in capture/known.py: a mode that sees operators would hold their tensors a little
+longer, and the memory of the script is what is watched here.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ import itertools
 
 _MOST = 1 << 18  # elements of a mirror
 _CHANCE = ("rand", "empty", "bernoulli", "multinomial", "normal", "exponential", "resize", "set_")  # whose results are no function of what is given
-_MADE_BY_SIZES = ("arange", "full", "zeros", "ones", "empty", "linspace", "range")
-_OF_SIZES = ("new_zeros", "new_full", "new_ones", "new_empty", "split", "split_with_sizes", "narrow", "view", "reshape", "expand", "repeat",
-             "tensor_split", "__getitem__")  # fmt: skip
+# Functions that read sizes, and how many arguments come before these: the tensor whose sizes change.
+_SIZES_BEHIND = dict.fromkeys(("arange", "full", "zeros", "ones", "empty", "linspace", "range"), 0) | dict.fromkeys(
+    ("new_zeros", "new_full", "new_ones", "new_empty", "split", "split_with_sizes", "narrow", "view", "reshape", "expand", "repeat", "tensor_split",
+     "__getitem__"), 1)  # fmt: skip
 _WHOLE = ("copy_", "zero_", "fill_")  # every element is written
 _READ = ("item", "tolist", "__bool__", "__int__", "__index__", "__float__", "__contains__")
 _IN_PLACE = ("__setitem__", "__iadd__", "__isub__", "__imul__", "__ifloordiv__", "__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__",
@@ -75,10 +79,11 @@ class Mirrors:
 
     def run(self, func, args, kwargs):
         name = getattr(func, "__name__", "")
-        if self._known and (name in _MADE_BY_SIZES or name in _OF_SIZES):
-            kept = 1 if name in _OF_SIZES else 0  # whose sizes change
+        if self._known and (kept := _SIZES_BEHIND.get(name)) is not None:
             args, kwargs = (*args[:kept], *self._numbers(args[kept:])), self._numbers(kwargs)
         result = func(*args, **kwargs)
+        if type(result) is self._torch.Tensor and result.dtype not in self._kinds and result.is_cuda:
+            return result  # most of them
         if name in _READ:
             mirror = self.of(args[0]) if args else None
             return result if mirror is None else func(mirror, *args[1:], **kwargs)
@@ -221,9 +226,11 @@ def _asks_tensors(torch):
 
 
 def watch_collectives(module) -> None:
-    """torch.distributed: every other rank has this one's numbers."""
-    for name, others in {"all_reduce": _reduced, "broadcast": _kept, "all_gather": _gathered, "all_gather_into_tensor": _laid_out}.items():
-        setattr(module, name, _followed(module, getattr(module, name), others))
+    """torch.distributed: every other rank has this one's numbers. What rank 0 hands out (broadcast) is what was there."""
+    others = {"all_reduce": _reduced, "all_gather": _gathered, "all_gather_into_tensor": _laid_out}
+    written = ("reduce", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "scatter", "recv")
+    for name, follow in (others | dict.fromkeys(written, _overwritten)).items():
+        setattr(module, name, _followed(module, getattr(module, name), follow))
 
 
 def _followed(module, inner, others):
@@ -237,15 +244,18 @@ def _followed(module, inner, others):
     return collective
 
 
-def _kept(module, tensor, *args, **kwargs) -> None:
-    pass
+def _overwritten(module, output, *args, **kwargs) -> None:
+    _mirrors.forget(output)
 
 
 def _reduced(module, tensor, op=None, group=None, *args, **kwargs) -> None:
     mirror = of(tensor)
-    if mirror is None or op not in (None, module.ReduceOp.SUM):
+    if mirror is None:
         return
-    mirror.mul_(module.get_world_size(group))
+    if op is None or op == module.ReduceOp.SUM:
+        mirror.mul_(module.get_world_size(group))
+    elif op not in (module.ReduceOp.MAX, module.ReduceOp.MIN, module.ReduceOp.AVG):
+        _mirrors.forget(tensor)
 
 
 def _gathered(module, tensors, tensor, *args, **kwargs) -> None:
