@@ -151,26 +151,28 @@ Result<std::string> calibrate_by_steps(const CalibrateFlags& flags, const Job& j
   };
   HardwareProfile profile = prepared->profile;
   profile.collective_spread = run->spread;
-  StepTimes measured{at_share(steps, 0.5), run->compute_ns};
-  if (measured.compute_ns == 0) measured.compute_ns = predict(profile).compute_ns;
+  const StepTimes measured{at_share(steps, 0.5), run->compute_ns};
   const StepFit fit = fit_step(profile, measured, predict);
   if (!failure.message.empty()) return fail(std::move(failure));
   const double spread = (at_share(steps, 0.75) - at_share(steps, 0.25)) / 2 / measured.step_ns;
   const double residual = fit.after.step_ns / measured.step_ns - 1;
   profile.level = CalibrationLevel::MeasuredStep;
   profile.interval = std::max(kLeastInterval, std::abs(residual) + spread);
+  const std::string computed =
+      measured.compute_ns > 0 ? fmt::format(", {} of it computing", duration_text(measured.compute_ns)) : "";
   const std::string told = fmt::format(
-      "measured {} ({} steps, {} to {}), {} of it computing; its parts alone predict {} and {}, with operators x{:.2f} "
+      "measured {} ({} steps, {} to {}){}; its parts alone predict {} and {}, with operators x{:.2f} "
       "and collectives x{:.2f} {} and {}",
       duration_text(measured.step_ns), steps.size(), duration_text(at_share(steps, 0.25)),
-      duration_text(at_share(steps, 0.75)), duration_text(measured.compute_ns), duration_text(fit.before.step_ns),
+      duration_text(at_share(steps, 0.75)), computed, duration_text(fit.before.step_ns),
       duration_text(fit.before.compute_ns), fit.operators, fit.collectives, duration_text(fit.after.step_ns),
       duration_text(fit.after.compute_ns));
   profile.calibration["step"] = told;
   if (auto written = write_whole_file(flags.output, profile_text(profile)); !written) return fail(written.error());
   summary["step"] = {{"steps", steps.size()},
                      {"measured_ns", measured.step_ns},
-                     {"measured_compute_ns", measured.compute_ns},
+                     {"measured_compute_ns", measured.compute_ns > 0 ? nlohmann::ordered_json(measured.compute_ns)
+                                                                     : nlohmann::ordered_json(nullptr)},
                      {"predicted_before_ns", fit.before.step_ns},
                      {"predicted_ns", fit.after.step_ns},
                      {"predicted_compute_ns", fit.after.compute_ns},

@@ -31,8 +31,9 @@ HardwareProfile with_factors(HardwareProfile profile, double operators, double c
   return profile;
 }
 
-double distance(const StepTimes& a, const StepTimes& b) {
-  return std::abs(a.step_ns / b.step_ns - 1) + std::abs(a.compute_ns / b.compute_ns - 1);
+double distance(const StepTimes& a, const StepTimes& measured) {
+  const double of_compute = measured.compute_ns > 0 ? std::abs(a.compute_ns / measured.compute_ns - 1) : 0;
+  return std::abs(a.step_ns / measured.step_ns - 1) + of_compute;
 }
 
 /// What of a step is not computed; never nothing.
@@ -58,8 +59,12 @@ StepFit fit_step(HardwareProfile& profile, const StepTimes& measured,
       fit.after = now;
     }
     if (off < kNear) break;
-    operators *= std::pow(measured.compute_ns / now.compute_ns, kOperatorsGo);
-    collectives *= std::pow(beside_compute(measured) / beside_compute(now), kCollectivesGo);
+    if (measured.compute_ns > 0) {
+      operators *= std::pow(measured.compute_ns / now.compute_ns, kOperatorsGo);
+      collectives *= std::pow(beside_compute(measured) / beside_compute(now), kCollectivesGo);
+    } else {
+      collectives *= measured.step_ns / now.step_ns;
+    }
     operators = std::clamp(operators, kLeast, kMostOperators);
     collectives = std::clamp(collectives, kLeast, kMostCollectives);
   }

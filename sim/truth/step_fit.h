@@ -12,7 +12,7 @@
 namespace foreshard {
 
 struct StepTimes {
-  double step_ns = 0, compute_ns = 0;  // compute: what the computing stream is busy
+  double step_ns = 0, compute_ns = 0;  // compute: what the computing stream is busy; 0: not measured
 };
 
 struct StepFit {
@@ -23,7 +23,8 @@ struct StepFit {
 /// `predict` gives the job that was measured. A rank that waits for a collective is not alone: the others come later
 /// because they compute. So a collective takes what it took beside compute, whether its own rank computes or not; what
 /// it takes of the compute and of the cores stays as it was measured. Where no factors reach the measured times, the
-/// nearest count. A profile without measured collectives stays as it is.
+/// nearest count; operators stay as they are where nobody has measured what is computed. A profile without measured
+/// collectives stays as it is.
 StepFit fit_step(HardwareProfile& profile, const StepTimes& measured,
                  const std::function<StepTimes(const HardwareProfile&)>& predict);
 

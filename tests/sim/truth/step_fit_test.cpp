@@ -56,6 +56,14 @@ TEST(FitStep, AStepThatIsAllComputeHasShortCollectives) {
   EXPECT_NEAR(fit.after.step_ns, 20'000, 4'000);
 }
 
+TEST(FitStep, OperatorsStayWhereNobodyHasMeasuredThem) {
+  HardwareProfile profile = with_a_gather();
+  const StepFit fit = fit_step(profile, {45'000, 0}, step_of);
+  EXPECT_EQ(fit.operators, 1);
+  EXPECT_NEAR(fit.collectives, 3, 0.01) << "12,000 of operators, 5.5 gathers of 2,000 times three";
+  EXPECT_NEAR(fit.after.step_ns, 45'000, 100);
+}
+
 TEST(FitStep, AProfileWithoutCollectivesStays) {
   HardwareProfile profile = *load_profile("cpu-host");
   const HardwareProfile before = profile;
