@@ -126,6 +126,7 @@ class Simulation {
       if (allocator.tapes().records(index_of(Stream::D))) request.record_runs = options_.record_pools;
       if (allocator.tapes().follows(index_of(Stream::D))) request.follow_runs = options_.follow_pools;
     }
+    request.waived = options_.waived;
     player_.emplace(request, device_, std::move(buffers_));
   }
 

@@ -288,6 +288,12 @@ void note_mesh(const Model& model, const Job& job, Plan& plan) {
 
 }  // namespace
 
+std::vector<bool> block_modules(const Model& model, const Job& job) {
+  std::vector<bool> blocks;
+  for (const ModuleInfo& module : model.modules) blocks.push_back(is_block(model, job, module));
+  return blocks;
+}
+
 Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, const Job& job, const UnitTable&) {
   std::vector<CheckpointKind> kinds(model.modules.size(), CheckpointKind::None);
   const CheckpointingOptions& options = job.checkpointing;

@@ -52,6 +52,9 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts);
 /// equal ones have equal units.
 Job units_key(const Job& job);
 
+/// The blocks of the model, which checkpointing.policy "block" wraps, by ModuleId.
+std::vector<bool> block_modules(const Model& model, const Job& job);
+
 /// The modules that job.checkpointing wraps, by ModuleId.
 Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, const Job& job, const UnitTable& table);
 

@@ -8,7 +8,10 @@
 namespace foreshard {
 
 DeviceClock::DeviceClock(ClockMode mode, int streams, std::size_t queue_depth)
-    : mode_(mode), streams_(streams), queue_depth_(mode == ClockMode::Model ? queue_depth : 0) {
+    : mode_(mode),
+      host_pays_(mode != ClockMode::Instant),
+      streams_(streams),
+      queue_depth_(mode == ClockMode::Model ? queue_depth : 0) {
   FORESHARD_CHECK(streams > 0, "a device has at least one stream");
   const auto n = static_cast<std::size_t>(streams);
   tails_.assign(n, 0);

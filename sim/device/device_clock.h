@@ -83,10 +83,13 @@ class DeviceClock {
   SimTime device_tail() const;
 
   void host_cost(SimDuration duration) {
-    if (mode_ == ClockMode::Instant) return;
+    if (!host_pays_) return;
     host_ += duration;
     if (tape_ != nullptr) tape_->host_cost(duration);
   }
+
+  /// From now on host_cost() takes time, or does not. Mode Instant: never.
+  void let_host_pay(bool pays) { host_pays_ = pays && mode_ != ClockMode::Instant; }
 
   /// From now on all that is issued is written down too; nullptr ends it. Mode Model only.
   /// A tape's runs know no queue of launches: a clock that records has none.
@@ -148,6 +151,7 @@ class DeviceClock {
   void reach(SimTime time, const std::uint32_t* seen);
 
   ClockMode mode_;
+  bool host_pays_;
   IssueTape* tape_ = nullptr;
   int streams_;
   SimTime host_ = 0;

@@ -18,10 +18,26 @@ std::int32_t first_event(const PlanIteration& iteration) {
   return first;
 }
 
+/// What every schedule has the host issue.
+bool computes(InstructionKind kind) {
+  switch (kind) {
+    case InstructionKind::Forward:
+    case InstructionKind::Recompute:
+    case InstructionKind::Backward:
+    case InstructionKind::Clip:
+    case InstructionKind::ScaleLoss:
+    case InstructionKind::Unscale:
+    case InstructionKind::UpdateScale:
+    case InstructionKind::OptimizerStep:
+    case InstructionKind::Zero: return true;
+    default: return false;
+  }
+}
+
 }  // namespace
 
 PlanPlayer::PlanPlayer(const PlayRequest& request, Device& device, std::vector<ResidentBuffer> buffers)
-    : context_{request.plan, request.model, request.lowered, request.job, device, request.prepared},
+    : context_{request.plan, request.model, request.lowered, request.job, device, request.prepared, request.waived},
       buffers_(context_),
       order_(context_),
       collectives_(context_, order_),
@@ -80,7 +96,9 @@ PlanPlayer::Progress PlanPlayer::advance() {
       meeting_ = collectives_.offer(i);
       return Progress::Meeting;  // comes back to this instruction
     }
+    if (context_.waived != Waived::Nothing) device.clock.let_host_pay(computes(i.kind));
     ok = ok && execute(i);
+    if (context_.waived != Waived::Nothing) device.clock.let_host_pay(true);
     if (meets_) collectives_.forget_meeting();
     if (spans && device.clock.host() > before) {
       host_spans_.push_back({before, device.clock.host(), context_.instruction(), order_.host_wait() > waited});

@@ -45,6 +45,7 @@ struct PlayRequest {
   // compute stream. Not while spans, holders or draws are wanted.
   PoolTape* record_runs = nullptr;
   const PoolTape* follow_runs = nullptr;
+  Waived waived = Waived::Nothing;
 };
 
 class PlanPlayer {

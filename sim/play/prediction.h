@@ -22,6 +22,11 @@ namespace foreshard {
 
 struct PreparedPlan;
 
+/// What is for nothing in a simulation that no schedule gets below: what the host pays for the plan's own instructions,
+/// and of every gather what comes before it (the copy into it, its way from the host), or the gather itself and that
+/// copy, or all of it.
+enum class Waived : std::uint8_t { Nothing, Sources, Gathers, Both };
+
 struct SimulateOptions {
   bool timeline = false;                // spans and counters are only kept when asked for
   bool per_kernel = true;               // false: one span a segment
@@ -39,6 +44,7 @@ struct SimulateOptions {
   // The same of the other streams, by stream: where the same plan is played with other kernels, or on another card.
   std::vector<PoolTape>* record_others = nullptr;
   const std::vector<PoolTape>* follow_others = nullptr;
+  Waived waived = Waived::Nothing;
   const PreparedPlan* prepared = nullptr;  // of this plan, where it is simulated again and again
 };
 

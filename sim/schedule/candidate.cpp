@@ -56,10 +56,55 @@ void read_starts(UnitFrame& frame) {
   }
 }
 
+/// Parameters of a module and of all inside.
+Bytes bytes_within(const Model& model, const std::string& name) {
+  Bytes bytes = 0;
+  for (const ModuleInfo& module : model.modules) {
+    if (!is_within(module.fqn, name)) continue;
+    for (const ParamId param : module.params) {
+      const ParamInfo& info = model.params[param.index()];
+      bytes += numel_of(info.shape) * itemsize(info.dtype);
+    }
+  }
+  return bytes;
+}
+
+/// The outermost blocks; those of a unit that is nothing else are decided together.
+void read_blocks(UnitFrame& frame, const Model& model, const std::vector<bool>& blocks,
+                 const std::vector<bool>& checkpointed) {
+  std::vector<int> unit_of(model.modules.size(), -1);
+  const std::vector<PlanUnit>& units = frame.plan->units;
+  for (std::size_t u = 0; u < units.size(); ++u) {
+    if (!frame.block[u]) continue;
+    for (const ModuleId module : units[u].modules) unit_of[module.index()] = static_cast<int>(u);
+  }
+  std::vector<int> block_of(units.size(), -1);
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (!blocks[m]) continue;
+    ModuleId outer = model.modules[m].parent;
+    while (outer.valid() && !blocks[outer.index()]) outer = model.modules[outer.index()].parent;
+    if (outer.valid()) continue;
+    const int unit = unit_of[m];
+    if (unit < 0 || block_of[static_cast<std::size_t>(unit)] < 0) {
+      if (unit >= 0) block_of[static_cast<std::size_t>(unit)] = static_cast<int>(frame.blocks.size());
+      frame.blocks.push_back({{}, 0, unit, checkpointed[m]});
+    }
+    ScheduledBlock& block = unit < 0 ? frame.blocks.back()
+                                     : frame.blocks[static_cast<std::size_t>(block_of[static_cast<std::size_t>(unit)])];
+    block.modules.push_back(model.modules[m].fqn);
+    block.bytes += bytes_within(model, model.modules[m].fqn);
+  }
+}
+
 }  // namespace
 
+bool is_within(const std::string& inner, const std::string& outer) {
+  return outer.empty() || inner == outer ||
+         (inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '.');
+}
+
 UnitFrame frame_of_units(const Job& job, const Model& model, std::shared_ptr<const Plan> plan,
-                         const std::vector<bool>& checkpointed) {
+                         const std::vector<bool>& blocks, const std::vector<bool>& checkpointed) {
   UnitFrame frame;
   frame.job = job;
   frame.plan = std::move(plan);
@@ -72,27 +117,24 @@ UnitFrame frame_of_units(const Job& job, const Model& model, std::shared_ptr<con
   const bool free = policy == CheckpointPolicy::None || policy == CheckpointPolicy::Block ||
                     policy == CheckpointPolicy::EveryK;  // finer choices are the user's
   for (const PlanUnit& unit : units) {
-    const ModuleInfo& first = model.modules[unit.modules.front().index()];
-    frame.names.push_back(first.fqn);
+    frame.names.push_back(model.modules[unit.modules.front().index()].fqn);
     std::vector<std::string>& modules = frame.modules.emplace_back();
     for (const ModuleId module : unit.modules) modules.push_back(model.modules[module.index()].fqn);
     frame.bytes.push_back(unit.padded_numel * itemsize(unit.param_dtype));
     frame.kept.push_back(unit.reshard_after_forward.kind == ReshardAfterForward::Kind::False);
-    const bool block = std::all_of(unit.modules.begin(), unit.modules.end(), [&](ModuleId module) {
-      return !model.block_class.empty() && model.modules[module.index()].class_name == model.block_class;
-    });
-    frame.block.push_back(free && block);
-    frame.recomputed.push_back(checkpointed[unit.modules.front().index()]);
+    frame.block.push_back(
+        std::all_of(unit.modules.begin(), unit.modules.end(), [&](ModuleId module) { return blocks[module.index()]; }));
   }
+  if (free) read_blocks(frame, model, blocks, checkpointed);
   read_starts(frame);
   return frame;
 }
 
 std::string Candidate::key() const {
   std::string text = starts ? "s" : "f";
+  for (const KeepActivations block : activations) text += static_cast<char>('a' + static_cast<int>(block));
   for (const UnitChoice& unit : units) {
     text += static_cast<char>('a' + static_cast<int>(unit.params));
-    text += static_cast<char>('a' + static_cast<int>(unit.activations));
     if (!starts) continue;
     text += std::to_string(unit.forward) + "," + std::to_string(unit.backward) + ";";
   }
@@ -102,6 +144,7 @@ std::string Candidate::key() const {
 Candidate as_fsdp2(const UnitFrame& frame) {
   Candidate candidate;
   candidate.units = frame.own_starts;
+  candidate.activations.resize(frame.blocks.size());
   return candidate;
 }
 
@@ -110,10 +153,25 @@ bool keeps_params(const UnitFrame& frame, const Candidate& candidate, int unit) 
   return params == KeepParams::AsJob ? frame.kept[static_cast<std::size_t>(unit)] : params != KeepParams::Reshard;
 }
 
-bool recomputes(const UnitFrame& frame, const Candidate& candidate, int unit) {
-  const KeepActivations activations = candidate.units[static_cast<std::size_t>(unit)].activations;
-  return activations == KeepActivations::AsJob ? frame.recomputed[static_cast<std::size_t>(unit)]
+bool recomputes(const UnitFrame& frame, const Candidate& candidate, int block) {
+  const KeepActivations activations = candidate.activations[static_cast<std::size_t>(block)];
+  return activations == KeepActivations::AsJob ? frame.blocks[static_cast<std::size_t>(block)].recomputed
                                                : activations == KeepActivations::Recompute;
+}
+
+std::vector<int> blocks_at(const UnitFrame& frame, int unit) {
+  const std::vector<std::string>& modules = frame.modules[static_cast<std::size_t>(unit)];
+  std::vector<int> found;
+  for (std::size_t b = 0; b < frame.blocks.size(); ++b) {
+    const ScheduledBlock& block = frame.blocks[b];
+    const bool lies = block.unit < 0 && std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
+                        return std::any_of(block.modules.begin(), block.modules.end(), [&](const std::string& own) {
+                          return !module.empty() && (is_within(module, own) || is_within(own, module));
+                        });
+                      });
+    if (block.unit == unit || lies) found.push_back(static_cast<int>(b));
+  }
+  return found;
 }
 
 namespace {
@@ -158,15 +216,17 @@ void set_starts(const UnitFrame& frame, const Candidate& candidate, Job& job) {
 }
 
 void set_activations(const UnitFrame& frame, const Candidate& candidate, Job& job) {
-  const bool decided = std::any_of(candidate.units.begin(), candidate.units.end(),
-                                   [](const UnitChoice& unit) { return unit.activations != KeepActivations::AsJob; });
+  const bool decided = std::any_of(candidate.activations.begin(), candidate.activations.end(),
+                                   [](KeepActivations block) { return block != KeepActivations::AsJob; });
   if (!decided) return;
+  if (job.checkpointing.policy == CheckpointPolicy::None) job.checkpointing.reentrant = false;  // said nothing of it
   job.checkpointing.policy = CheckpointPolicy::None;
   job.checkpointing.units.clear();
-  for (std::size_t u = 0; u < candidate.units.size(); ++u) {
-    if (!frame.block[u] || !recomputes(frame, candidate, static_cast<int>(u))) continue;
+  for (std::size_t b = 0; b < frame.blocks.size(); ++b) {
+    if (!recomputes(frame, candidate, static_cast<int>(b))) continue;
     job.checkpointing.policy = CheckpointPolicy::Selective;
-    job.checkpointing.units.insert(job.checkpointing.units.end(), frame.modules[u].begin(), frame.modules[u].end());
+    const std::vector<std::string>& modules = frame.blocks[b].modules;
+    job.checkpointing.units.insert(job.checkpointing.units.end(), modules.begin(), modules.end());
   }
 }
 

@@ -22,12 +22,19 @@ enum class KeepActivations : std::uint8_t { AsJob, Keep, Recompute };
 
 struct UnitChoice {
   KeepParams params = KeepParams::AsJob;
-  KeepActivations activations = KeepActivations::AsJob;
   int forward = 0, backward = 0;  // places in UnitFrame::forward, ::backward before which gathers are issued
   bool operator==(const UnitChoice&) const = default;
 };
 
-/// What the decisions are about: the units of one way of wrapping.
+/// What recomputes as one: a block of the architecture, or those that one unit groups.
+struct ScheduledBlock {
+  std::vector<std::string> modules;
+  Bytes bytes = 0;          // of its parameters, whole
+  int unit = -1;            // that it is; -1: it lies in one, or has some inside
+  bool recomputed = false;  // as the job has it
+};
+
+/// What the decisions are about: the units of one way of wrapping, and the blocks.
 struct UnitFrame {
   Job job;                                        // as given, with this wrapping
   std::shared_ptr<const Plan> plan;               // fsdp2's
@@ -37,15 +44,18 @@ struct UnitFrame {
   std::vector<int> forward, backward;             // units that have parameters, in the order in which they run
   std::vector<int> forward_at, backward_at;       // by unit: its place there, -1 if it does not run
   std::vector<bool> kept;                         // by unit: as the job has it
-  std::vector<bool> block, recomputed;            // by unit: may recompute; does, as the job has it
+  std::vector<bool> block;                        // by unit: it is one
+  std::vector<ScheduledBlock> blocks;             // in the order of the model; none where the job says finer things
   std::vector<UnitChoice> own_starts;             // fsdp2's own starts
 };
 
+/// `blocks`, `checkpointed`: by module, what may recompute and what does as the job has it.
 UnitFrame frame_of_units(const Job& job, const Model& model, std::shared_ptr<const Plan> plan,
-                         const std::vector<bool>& checkpointed);
+                         const std::vector<bool>& blocks, const std::vector<bool>& checkpointed);
 
 struct Candidate {
   std::vector<UnitChoice> units;
+  std::vector<KeepActivations> activations;  // by block
   bool starts = false;  // false: gathers start as fsdp2's rule, and the job's own prefetch options, have them
   bool operator==(const Candidate&) const = default;
 
@@ -53,11 +63,17 @@ struct Candidate {
   std::string key() const;
 };
 
+/// Names of modules; the root's is "".
+bool is_within(const std::string& inner, const std::string& outer);
+
 /// Nothing decided: fsdp2's schedule of the job.
 Candidate as_fsdp2(const UnitFrame& frame);
 
 bool keeps_params(const UnitFrame& frame, const Candidate& candidate, int unit);
-bool recomputes(const UnitFrame& frame, const Candidate& candidate, int unit);
+bool recomputes(const UnitFrame& frame, const Candidate& candidate, int block);
+
+/// Of the blocks that are this unit, lie in it or have it inside.
+std::vector<int> blocks_at(const UnitFrame& frame, int unit);
 
 /// Everything decided stands in the job's own keys (core/plan/planned/planned_runtime.h); nothing is searched.
 Job job_of(const UnitFrame& frame, const Candidate& candidate);

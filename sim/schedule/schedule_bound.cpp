@@ -31,10 +31,7 @@ struct Parts {
   double gathers = 0, reductions = 0;   // ns on the links, everything resharded
   double first_gather = 0, last_reduction = 0;
   double before_gather = 0;
-  // Nothing of the last micro-batch is reduced before this much compute; then all of it is: reductions and, of
-  // replicas, all-reduces, which follow them on links of their own.
-  double before_reductions = 0, after_reductions = 0;
-  double unhindered = 0;  // a step with memory and a host for nothing: what depends on what alone
+  double unhindered = 0;  // a step with memory for nothing: what depends on what alone
   double free_step = 0;   // of a step with links and memory for nothing: what the host issues and the device computes
   double free_bytes = 0;
   std::vector<Item> items;
@@ -45,35 +42,45 @@ struct Alone {
   double compute = 0, last_phases = 0;
   double before_gather = 0;  // on the compute stream, before the first parameters are copied out
   double step = 0;
-  Bytes after_forward = 0;       // allocated
-  Bytes at_loss = 0;             // allocated at most while forwards end and backwards begin
-  double before_reductions = 0;  // on the compute stream, before the last micro-batch's first reduction
+  Bytes after_forward = 0;  // allocated
+  Bytes at_loss = 0;        // allocated at most while forwards end and backwards begin
   std::shared_ptr<const LoweredProgram> lowered;
 };
 
-/// Where in the iteration the last micro-batch's first reduction is issued; 0: nowhere.
-std::size_t first_reduction(const PlanIteration& iteration) {
-  std::size_t found = 0;
-  for (std::size_t k = iteration.instructions.size(); k-- > 0;) {
-    const Instruction& i = iteration.instructions[k];
-    if (i.kind == InstructionKind::Forward) break;
-    if (i.kind == InstructionKind::ReduceScatter) found = k;
+/// By segment of the plan, whether something in it may be kept or done again: it has operators of a block.
+std::vector<bool> segments_of_blocks(const Plan& plan, const Model& model, const UnitFrame& frame) {
+  std::vector<bool> inside(model.modules.size());
+  for (std::size_t m = 0; m < inside.size(); ++m) {
+    inside[m] = std::any_of(frame.blocks.begin(), frame.blocks.end(), [&](const ScheduledBlock& block) {
+      return std::any_of(block.modules.begin(), block.modules.end(),
+                         [&](const std::string& name) { return is_within(model.modules[m].fqn, name); });
+    });
   }
-  return found;
+  std::vector<bool> segments;
+  for (const Segment& segment : plan.segments) {
+    const auto begin = model.ops.begin() + segment.op_begin, end = model.ops.begin() + segment.op_end;
+    segments.push_back(std::any_of(begin, end, [&](const Op& op) { return inside[op.module.index()]; }));
+  }
+  return segments;
 }
 
-/// By instruction of the iteration, which forwards it ends: from a micro-batch's last Forward to its first Backward,
-/// both with what they do. Whatever is kept for backward is alive then. -1: none.
-std::vector<int> ends_of_forwards(const PlanIteration& iteration) {
-  std::vector<int> ends(iteration.instructions.size(), -1);
+/// By instruction of the iteration, which forwards it ends: from a micro-batch's last Forward until its backward comes
+/// to a block or gives something back. Whatever is kept for backward is alive then. -1: none.
+std::vector<int> ends_of_forwards(const Plan& plan, const std::vector<bool>& of_blocks) {
+  const std::vector<Instruction>& instructions = plan.iterations.back().instructions;
+  std::vector<int> ends(instructions.size(), -1);
   int batch = 0;
   std::optional<std::size_t> last;
+  bool backward = false;
   for (std::size_t k = 0; k < ends.size(); ++k) {
-    const InstructionKind kind = iteration.instructions[k].kind;
-    if (kind == InstructionKind::Forward) last = k;
-    if (!last || (kind != InstructionKind::Backward && kind != InstructionKind::Recompute)) continue;
-    std::fill(ends.begin() + static_cast<std::ptrdiff_t>(*last), ends.begin() + static_cast<std::ptrdiff_t>(k) + 1,
-              batch);
+    const Instruction& i = instructions[k];
+    const bool runs_back = i.kind == InstructionKind::Backward || i.kind == InstructionKind::Recompute;
+    if (i.kind == InstructionKind::Forward) last = k, backward = false;
+    if (!last) continue;
+    const bool comes_to_a_block = runs_back && i.segment.valid() && of_blocks[i.segment.index()];
+    backward = backward || runs_back;
+    if (!comes_to_a_block && !(backward && i.phase == Phase::PostBackward)) continue;
+    std::fill(ends.begin() + static_cast<std::ptrdiff_t>(*last), ends.begin() + static_cast<std::ptrdiff_t>(k), batch);
     last.reset();
     ++batch;
   }
@@ -82,8 +89,7 @@ std::vector<int> ends_of_forwards(const PlanIteration& iteration) {
 
 /// Most bytes that were held while forwards ended and backwards began, of the micro-batch that held least.
 /// `begin`: the id of the last iteration's first instruction.
-Bytes held_at_loss(const MemoryLog& log, const Plan& plan, std::int32_t begin) {
-  const std::vector<int> ends = ends_of_forwards(plan.iterations.back());
+Bytes held_at_loss(const MemoryLog& log, const std::vector<int>& ends, std::int32_t begin) {
   std::map<int, Bytes> held;
   Bytes now = 0;
   for (const MemoryLog::Event& event : log.events) {
@@ -108,6 +114,18 @@ std::int32_t begin_of_last(const Plan& plan, std::size_t played) {
   return static_cast<std::int32_t>(begin);
 }
 
+/// Whether some unit is gathered more than once: it runs again behind its last reduction. When that is best begun no
+/// list says.
+bool gathers_again(const Plan& plan) {
+  std::vector<bool> gathered(plan.units.size());
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (i.kind != InstructionKind::AllGather || !i.unit.valid()) continue;
+    if (gathered[i.unit.index()]) return true;
+    gathered[i.unit.index()] = true;
+  }
+  return false;
+}
+
 class Bound {
  public:
   Bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget, Workbench& bench)
@@ -129,10 +147,7 @@ class Bound {
         links = one.gathers_ns + one.reductions_ns;
       }
     }
-    const double in_turn =
-        parts_.first_gather + parts_.before_reductions + parts_.after_reductions + parts_.last_phases;
-    for (const double chain : {in_turn, parts_.unhindered})
-      if (chain > best.ns) best.ns = chain, best.by_compute = false;
+    if (parts_.unhindered > best.ns) best.ns = parts_.unhindered, best.side = ScheduleBound::Side::Order;
     best.free_step_ns = parts_.free_step;
     return best;
   }
@@ -143,12 +158,9 @@ class Bound {
     // Everything kept: gathering again copies out again.
     const bool several = frame_.plan->iterations.back().micro_batches > 1;
     for (UnitChoice& unit : candidate.units) unit.params = several ? KeepParams::Always : KeepParams::Keep;
-    const auto recompute = [&](const std::vector<int>& except) {
-      for (std::size_t u = 0; u < candidate.units.size(); ++u) {
-        if (!frame_.block[u]) continue;
-        const bool kept = std::find(except.begin(), except.end(), static_cast<int>(u)) != except.end();
-        candidate.units[u].activations = kept ? KeepActivations::Keep : KeepActivations::Recompute;
-      }
+    const auto recompute = [&](const std::vector<std::size_t>& except) {
+      std::fill(candidate.activations.begin(), candidate.activations.end(), KeepActivations::Recompute);
+      for (const std::size_t block : except) candidate.activations[block] = KeepActivations::Keep;
       return alone(job_of(frame_, candidate));
     };
     auto base = recompute({});
@@ -159,47 +171,50 @@ class Bound {
     parts_.free_bytes = static_cast<double>(budget_ - std::max(base->after_forward, base->at_loss));
     for (const Bytes bytes : frame_.bytes) parts_.free_bytes += static_cast<double>(bytes);
     const auto batches = static_cast<double>(frame_.plan->iterations.back().micro_batches);
-    std::map<Bytes, std::vector<int>> alike;  // blocks by size
-    for (std::size_t u = 0; u < frame_.names.size(); ++u) {
-      if (frame_.block[u]) alike[frame_.bytes[u]].push_back(static_cast<int>(u));
-    }
-    for (const auto& [bytes, units] : alike) {
-      const auto kept = recompute(units);
+    std::map<Bytes, std::vector<std::size_t>> alike;  // blocks by size
+    for (std::size_t b = 0; b < frame_.blocks.size(); ++b) alike[frame_.blocks[b].bytes].push_back(b);
+    for (const auto& [bytes, blocks] : alike) {
+      const auto kept = recompute(blocks);
       if (!kept) return fail(kept.error());
-      const auto count = static_cast<double>(units.size());
+      const auto count = static_cast<double>(blocks.size());
       const Item item{(base->compute - kept->compute) / count, 0,
                       static_cast<double>(kept->after_forward - base->after_forward) / count};
-      for (std::size_t k = 0; k < units.size(); ++k) parts_.items.push_back(item);
+      for (std::size_t k = 0; k < blocks.size(); ++k) parts_.items.push_back(item);
     }
-    for (std::size_t u = 0; u < candidate.units.size(); ++u) {
-      if (frame_.block[u]) candidate.units[u].activations = KeepActivations::Keep;
-    }
+    std::fill(candidate.activations.begin(), candidate.activations.end(), KeepActivations::Keep);
     const auto free = alone(job_of(frame_, candidate));
     if (!free) return fail(free.error());
     beside_ = BesideCollectives(*free->lowered, profile_, batches, free->compute);
     parts_.free_step = free->step;
-    parts_.before_reductions = free->before_reductions;
     add_collectives();
     candidate.starts = true;  // every gather as early as can be
     for (UnitChoice& unit : candidate.units) unit.forward = unit.backward = 0;
-    const auto unhindered = unhindered_step(job_of(frame_, candidate));
-    if (!unhindered) return fail(unhindered.error());
-    parts_.unhindered = *unhindered;
+    const Job job = job_of(frame_, candidate);
+    const auto parts = bench_.prepare(job);
+    if (!parts) return fail(parts.error());
+    std::vector<Waived> ways{Waived::Sources};
+    if (job.fsdp.cpu_offload) ways.push_back(Waived::Gathers);
+    if (gathers_again(*parts->plan)) ways = {Waived::Both};
+    for (const Waived waived : ways) {
+      const auto unhindered = unhindered_step(job, waived);
+      if (!unhindered) return fail(unhindered.error());
+      parts_.unhindered = std::max(parts_.unhindered, *unhindered);
+    }
     return {};
   }
 
-  /// Nothing is gathered or computed twice, the links are as they are, collectives slow nothing down, and host and
-  /// memory are for nothing. In it each stream has its work in the one order that every schedule has, so less work and
-  /// earlier starts can only shorten it: no schedule is below.
-  Result<double> unhindered_step(const Job& job) {
+  /// Nothing is gathered or computed twice, links and the host's part of what is computed are as they are, collectives
+  /// slow nothing down, and memory and `waived` are for nothing. All that is left but the gathers has the one order
+  /// that every schedule has, and gathers that nothing has to come before are there first where they are needed in
+  /// turn: less work and earlier starts can only shorten it, so no schedule is below.
+  Result<double> unhindered_step(const Job& job, Waived waived) {
     HardwareProfile profile = profile_;
     profile.extra[kTakenMultiprocessors] = 0;
     profile.extra["launch_queue"] = 0;  // without end
-    // Copies of offloaded shards and gradients share a link whose order is not the collectives'.
-    profile.host_link_gb_per_s *= kUnlimited;
-    profile.host_copy_gb_per_s *= kUnlimited;
-    profile.launch_ns = profile.op_ns = profile.call_ns = profile.driver_alloc_ns = 0;
-    const auto played = play(job, profile, {});
+    profile.driver_alloc_ns = 0;
+    SimulateOptions options;
+    options.waived = waived;
+    const auto played = play(job, profile, options);
     if (!played) return fail(played.error());
     const std::vector<IterationResult>& iterations = played->prediction.iterations;
     return iterations.empty() ? 0 : static_cast<double>(iterations.back().step_time);
@@ -254,13 +269,8 @@ class Bound {
     }
     const Plan& plan = *played->parts.plan;
     const std::int32_t begin = begin_of_last(plan, prediction.iterations.size());
-    result.at_loss = held_at_loss(log, plan, begin);
-    const std::int32_t reduces = begin + static_cast<std::int32_t>(first_reduction(plan.iterations.back()));
-    for (const Span& span : timeline.spans) {
-      if (timeline.lanes[span.lane.index()].stream == "D" && span.instruction.value >= begin &&
-          span.instruction.value < reduces)
-        result.before_reductions += static_cast<double>(span.duration);
-    }
+    const std::vector<bool> of_blocks = segments_of_blocks(plan, *played->parts.model, frame_);
+    result.at_loss = held_at_loss(log, ends_of_forwards(plan, of_blocks), begin);
     for (const Span& span : timeline.spans) {
       const auto phase = static_cast<Phase>(span.phase);
       const bool late = phase == Phase::Clip || phase == Phase::Optimizer;
@@ -268,6 +278,14 @@ class Bound {
         result.last_phases += static_cast<double>(span.duration);
     }
     return result;
+  }
+
+  /// What a unit gives to a collective, which of reductions is what gets gradients.
+  Numel numel_of_collective(InstructionKind kind, int unit) const {
+    for (const Instruction& i : frame_.plan->iterations.back().instructions) {
+      if (i.kind == kind && i.unit.value == unit) return i.numel;
+    }
+    return 0;
   }
 
   double time_of(CollectiveKind kind, int unit) const {
@@ -278,7 +296,9 @@ class Bound {
     const std::vector<std::int32_t>& group = replicas ? frame_.plan->groups.replicate : frame_.plan->groups.shard;
     if (replicas && group.size() < 2) return 0;
     const GroupPlacement placement = place_group(group, frame_.job.cluster.ranks_per_node);
-    const Numel numel = replicas ? one.padded_numel / one.shard_size : one.padded_numel;
+    const Numel numel = kind == CollectiveKind::AllGather ? one.padded_numel
+                        : replicas                        ? numel_of_collective(InstructionKind::AllReduce, unit)
+                                                          : numel_of_collective(InstructionKind::ReduceScatter, unit);
     return static_cast<double>(collective_time(profile_, kind, placement, numel * itemsize(dtype)));
   }
 
@@ -307,16 +327,6 @@ class Bound {
       parts_.first_gather = std::max(0.0, time_of(CollectiveKind::AllGather, first) - parts_.before_gather);
     if (last < 0) return;
     parts_.last_reduction = time_of(CollectiveKind::ReduceScatter, last) + time_of(CollectiveKind::AllReduce, last);
-    double reductions_once = 0, replicas = 0, shortest = parts_.last_reduction;
-    for (const int u : frame_.forward) {
-      if (!frame_.plan->units[static_cast<std::size_t>(u)].requires_grad) continue;
-      const double reduction = time_of(CollectiveKind::ReduceScatter, u);
-      reductions_once += reduction;
-      shortest = std::min(shortest, reduction);
-      replicas += time_of(CollectiveKind::AllReduce, u);
-    }
-    parts_.after_reductions =
-        std::max(reductions_once + time_of(CollectiveKind::AllReduce, last), replicas > 0 ? shortest + replicas : 0);
   }
 
   /// The linear program with the two sides weighed: its optimum is below every schedule's step.
@@ -348,7 +358,7 @@ class Bound {
     const double beside = std::max(0.0, links - bound.ends_ns);
     const double by_compute = compute + std::max(0.0, loss.base + loss.slope * beside) + bound.ends_ns;
     const double by_links = links + parts_.last_phases;
-    bound.by_compute = by_compute >= by_links;
+    bound.side = by_compute >= by_links ? ScheduleBound::Side::Compute : ScheduleBound::Side::Links;
     bound.ns = weight * by_compute + (1 - weight) * by_links;
     return bound;
   }

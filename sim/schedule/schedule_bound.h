@@ -3,7 +3,8 @@
 // For 65 weights of compute (beside the collectives that must run with it) against links (the collectives of one
 // communicator one after the other): the least weighted time that fractions of kept parameters and activations within
 // the budget allow. The largest of these, a Lagrangian bound, plus the first gather and the last reduction, which
-// nothing can hide. With a communicator of its own for reductions it is an estimate.
+// nothing can hide; or, where that is longer, a simulated step in which nothing is gathered or computed twice and
+// memory is for nothing. With a communicator of its own for reductions it is an estimate.
 #pragma once
 
 #include "core/job.h"
@@ -19,7 +20,11 @@ struct ScheduleBound {
   double ns = 0;
   double compute_ns = 0, gathers_ns = 0, reductions_ns = 0;  // at the best share
   double ends_ns = 0;                                        // first gather and last reduction
-  bool by_compute = true;                                    // which side decides
+  enum class Side : std::uint8_t {
+    Compute,
+    Links,
+    Order
+  } side = Side::Compute;  // what decides; Order: who waits for whom
   // A step with links and memory for nothing, simulated: what the host issues counts too. No proof, but where it is
   // longer than the bound the host holds things up, which no schedule changes.
   double free_step_ns = 0;

@@ -104,6 +104,7 @@ class Reader {
   Result<Job> apply(const Json& document, const Json& units) {
     Job job = job_;
     for (const char* const key : schedule_keys()) {
+      if (!document.at("job").contains(key)) continue;  // written before there was such a key
       const auto settings = parse_setting(fmt::format("{}={}", key, document.at("job").at(key).get<std::string>()));
       if (!settings) return fail(settings.error());
       for (const JobSetting& setting : *settings) {
@@ -160,6 +161,7 @@ std::span<const char* const> schedule_keys() {
                                     "fsdp.prefetch.backward_depth",
                                     "checkpointing.policy",
                                     "checkpointing.units",
+                                    "checkpointing.reentrant",
                                     "schedule.objective"};
   return kKeys;
 }
@@ -193,6 +195,10 @@ std::string schedule_json(const FoundSchedule& found, const Model& model, bool s
   document["proposed"] = proposal_of(found.proposal);
   document["advice"] = found.advice.empty() ? Json() : Json(found.advice);
   document["peak_reserved_bytes"] = found.peak_reserved;
+  document["alloc_retries"] = found.alloc_retries;
+  const bool roomy = found.roomy.step_ns > 0;
+  document["roomy_budget_bytes"] = roomy ? Json(found.roomy.reserved) : Json();
+  document["roomy_step_time_ns"] = roomy ? Json(found.roomy.step_ns) : Json();
   document["budget_bytes"] = found.budget;
   if (!found.fits) document["least_budget_bytes"] = found.least_budget;
   document["starts"] = found.explicit_starts ? "schedule" : "fsdp2";

@@ -21,6 +21,31 @@ namespace {
 
 constexpr std::size_t kMostWrappings = 2;  // searched beside the job's own
 constexpr double kNoTime = Judged::kNoTime;
+constexpr double kFull = 0.85;  // of the budget: units that are smaller may be worth their calls
+
+/// Operators of what backward goes through in the last iteration.
+std::int64_t differentiated(const Plan& plan) {
+  std::vector<bool> seen(plan.segments.size());
+  std::int64_t ops = 0;
+  for (const Instruction& i : plan.iterations.back().instructions) {
+    if (i.kind != InstructionKind::Backward || !i.segment.valid() || seen[i.segment.index()]) continue;
+    seen[i.segment.index()] = true;
+    const Segment& segment = plan.segments[i.segment.index()];
+    ops += segment.op_end - segment.op_begin;
+  }
+  return ops;
+}
+
+/// Whether what recomputes decides what is trained: nothing inside of a reentrant region is where no input requires a
+/// gradient.
+Result<bool> trains_less_recomputed(const Job& plain, const Plan& plan, Workbench& bench) {
+  if (!plain.checkpointing.reentrant || plain.checkpointing.policy == CheckpointPolicy::None) return false;
+  Job kept = plain;
+  kept.checkpointing = {};
+  const auto whole = bench.prepare(kept);
+  if (!whole) return fail(whole.error());
+  return differentiated(*whole->plan) > differentiated(plan);
+}
 
 Result<UnitFrame> frame_of(const Job& job, Workbench& bench) {
   Job plain = job;
@@ -42,7 +67,11 @@ Result<UnitFrame> frame_of(const Job& job, Workbench& bench) {
   if (!kinds) return fail(kinds.error());
   std::vector<bool> checkpointed;
   for (const CheckpointKind kind : *kinds) checkpointed.push_back(kind != CheckpointKind::None);
-  return frame_of_units(job, *prepared->model, prepared->plan, checkpointed);
+  const auto fixed = trains_less_recomputed(plain, *prepared->plan, bench);
+  if (!fixed) return fail(fixed.error());
+  std::vector<bool> blocks = block_modules(*prepared->model, plain);
+  if (*fixed) blocks.assign(blocks.size(), false);
+  return frame_of_units(job, *prepared->model, prepared->plan, blocks, checkpointed);
 }
 
 /// The job under another runtime, without a schedule.
@@ -101,7 +130,9 @@ using Searches = std::vector<std::unique_ptr<UnitSearch>>;
 /// Other ways of wrapping, tried; those that begin best come first.
 Searches other_searches(const UnitSearch& own, const Model& model, Workbench& bench, double limit) {
   Searches others;
-  for (const Job& job : other_wrappings(own.frame(), model)) {
+  const bool full =
+      !own.found() || static_cast<double>(own.judged().reserved) > kFull * static_cast<double>(own.budget());
+  for (const Job& job : other_wrappings(own.frame(), model, full)) {
     auto wrapped = frame_of(job, bench);
     if (!wrapped) continue;  // units that cannot be planned
     others.push_back(
@@ -124,6 +155,59 @@ const UnitSearch& best_search(const UnitSearch& own, const Searches& others, con
     if (other->beats(*best)) best = other.get();
   }
   return *best;
+}
+
+std::int64_t retries_a_step(const Prediction& prediction) {
+  const std::vector<IterationResult>& played = prediction.iterations;
+  return played.size() < 2 ? 0 : played.back().alloc_retries - played[played.size() - 2].alloc_retries;
+}
+
+bool is_roomy(const Prediction& prediction) { return prediction.fits && retries_a_step(prediction) == 0; }
+
+/// On a full card, the least budget with which the allocator has no retries, to 16 MiB.
+void look_for_room(Workbench& bench, FoundSchedule& found) {
+  constexpr Bytes kStep = 16 * kMiB;
+  constexpr int kDoublings = 12;
+  Job job = found.job;
+  job.cluster.memory = Bytes{1} << 50;
+  const auto within = [&](Bytes budget) {
+    job.schedule.budget = budget;
+    return bench.predict(job);
+  };
+  const auto now = within(found.budget);
+  if (!now) return;
+  found.alloc_retries = retries_a_step(*now);
+  Bytes tight = found.budget, more = kStep;
+  for (int k = 0; found.alloc_retries > 0 && k < kDoublings; ++k, more *= 2) {
+    const auto one = within(found.budget + more);
+    if (!one) return;
+    if (!is_roomy(*one)) {
+      tight = found.budget + more;
+      continue;
+    }
+    Bytes roomy = found.budget + more;
+    while (roomy - tight > kStep) {
+      const Bytes middle = tight + (roomy - tight) / 2;
+      const auto between = within(middle);
+      (between && is_roomy(*between) ? roomy : tight) = middle;
+    }
+    const auto best = within(roomy);
+    if (best) found.roomy = {best->step_time_ns.value, static_cast<double>(best->iterations.back().compute), roomy, {}};
+    return;
+  }
+}
+
+/// What was found, with what there is to say of it.
+void take(const UnitSearch& best, const Model& model, const HardwareProfile& profile, Workbench& bench,
+          FoundSchedule& found) {
+  found.job = job_of(best.frame(), best.best());
+  found.explicit_starts = best.best().starts;
+  found.step_ns = best.judged().ns;
+  found.compute_ns = best.judged().compute_ns;
+  found.peak_reserved = best.judged().reserved;
+  found.padding = padding_of(*best.frame().plan, model);
+  found.units = scheduled_units(best.frame(), best.best(), model, profile, found.budget - found.peak_reserved);
+  look_for_room(bench, found);
 }
 
 /// Whatever the units.
@@ -189,14 +273,13 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
     found.least_budget = least_budget(own, others, model);
     found.job = job;
   } else {
-    found.job = job_of(best.frame(), best.best());
+    take(best, model, profile, bench, found);
     found.job.schedule.budget = given.schedule.budget;
-    found.explicit_starts = best.best().starts;
-    found.step_ns = best.judged().ns;
-    found.compute_ns = best.judged().compute_ns;
-    found.peak_reserved = best.judged().reserved;
-    found.padding = padding_of(*best.frame().plan, model);
-    found.units = scheduled_units(best.frame(), best.best(), model, profile, *budget - found.peak_reserved);
+    // Without a budget a card holds a plan to what that plan's communicators leave: it is told where that is not what
+    // was searched for.
+    const auto alone = bench.predict(found.job);
+    if (alone && static_cast<Bytes>(alone->memory.outside_allocator.value) != outside)
+      found.job.schedule.budget = *budget;
     const auto bound = schedule_bound(best.frame(), profile, *budget, bench);
     if (!bound) return fail(bound.error());
     found.bound = *bound;

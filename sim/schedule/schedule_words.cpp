@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "sim/network/collectives.h"
 
 namespace foreshard {
@@ -17,6 +19,18 @@ double gather_ns(const UnitFrame& frame, const HardwareProfile& profile, std::si
   const GroupPlacement placement = place_group(frame.plan->groups.shard, frame.job.cluster.ranks_per_node);
   return static_cast<double>(
       collective_time(profile, CollectiveKind::AllGather, placement, one.padded_numel * itemsize(one.param_dtype)));
+}
+
+/// `gather_ns` 0: one rank has it all, and copies it.
+std::string why_kept(bool kept, Bytes bytes, Bytes left, double gather_ns) {
+  const std::string size = bytes_in_words(bytes), time = time_in_words(gather_ns);
+  if (gather_ns <= 0)
+    return kept           ? fmt::format("holds {} and saves a copy", size)
+           : left < bytes ? fmt::format("no room for {}, copied again", size)
+                          : std::string("copied again");
+  return kept           ? fmt::format("holds {} and saves a gather of {}", size, time)
+         : left < bytes ? fmt::format("no room for {}, gathered again in {}", size, time)
+                        : fmt::format("gathered again in {}, beside compute", time);
 }
 
 }  // namespace
@@ -41,7 +55,9 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
     for (const ModuleId module : frame.plan->units[u].modules) row.modules.push_back(model.modules[module.index()].fqn);
     const bool kept = keeps_params(frame, candidate, number);
     row.decided.keep = !kept ? "reshard" : choice.params == KeepParams::Always ? "always" : "keep";
-    const bool again = recomputes(frame, candidate, number);
+    const std::vector<int> blocks = blocks_at(frame, number);
+    const bool again =
+        std::any_of(blocks.begin(), blocks.end(), [&](int block) { return recomputes(frame, candidate, block); });
     row.decided.activations = again ? "recompute" : "keep";
     const auto name = [&](const std::vector<int>& order, int at) {
       return frame.names[static_cast<std::size_t>(order[static_cast<std::size_t>(at)])];
@@ -49,11 +65,8 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
     row.decided.gather_forward = name(frame.forward, choice.forward);
     if (!kept && frame.backward_at[u] >= 0) row.decided.gather_backward = name(frame.backward, choice.backward);
     if (frame.plan->units[u].requires_grad) row.decided.reduce = frame.names[u];
-    const std::string size = bytes_in_words(row.bytes), time = time_in_words(gather_ns(frame, profile, u));
-    row.why = kept               ? fmt::format("holds {} and saves a gather of {}", size, time)
-              : left < row.bytes ? fmt::format("no room for {}, gathered again in {}", size, time)
-                                 : fmt::format("gathered again in {}, beside compute", time);
-    if (frame.block[u]) row.why += again ? "; recomputes to make room" : "; keeps activations: no second forward";
+    row.why = why_kept(kept, row.bytes, left, gather_ns(frame, profile, u));
+    if (!blocks.empty()) row.why += again ? "; recomputes to make room" : "; keeps activations: no second forward";
   }
   return rows;
 }
@@ -74,6 +87,15 @@ std::string schedule_sentence(const FoundSchedule& found) {
   if (found.fsdp2.step_ns > 0)
     text += fmt::format("; {:.1f} % shorter than fsdp2's step", 100 * (1 - found.step_ns / found.fsdp2.step_ns));
   return text + fmt::format("; {} simulations", found.simulated);
+}
+
+std::string room_advice_of(const FoundSchedule& found) {
+  if (found.alloc_retries <= 0 || found.roomy.step_ns <= 0) return {};
+  return fmt::format(
+      "the card is full: {} times a step the allocator gives its cache back and asks the driver again; with a budget "
+      "of {} "
+      "it would not, and a step would take {}",
+      found.alloc_retries, bytes_in_words(found.roomy.reserved), time_in_words(found.roomy.step_ns));
 }
 
 std::string advice_of(const FoundSchedule& found) {

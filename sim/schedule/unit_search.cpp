@@ -48,10 +48,7 @@ UnitSearch::UnitSearch(UnitFrame frame, Workbench& bench, Bytes budget, bool for
   const std::size_t each = std::max<std::size_t>(1, frame_.plan->iterations.back().instructions.size());
   most_ = std::clamp(kInstructionsInAll / each, kLeastSimulations, kMostSimulations);
   for (const int u : frame_.forward) {
-    if (frame_.backward_at[static_cast<std::size_t>(u)] < 0) continue;
-    const PlanUnit& unit = frame_.plan->units[static_cast<std::size_t>(u)];
-    if (unit.shard_size > 1) keepable_.push_back(u);
-    if (frame_.block[static_cast<std::size_t>(u)]) blocks_.push_back(u);
+    if (frame_.backward_at[static_cast<std::size_t>(u)] >= 0) keepable_.push_back(u);
   }
   level_ = frame_.plan->iterations.back().micro_batches > 1 ? KeepParams::Always : KeepParams::Keep;
 }
@@ -110,9 +107,7 @@ std::vector<Candidate> UnitSearch::leanest() const {
         for (const int u : keepable_) {
           if (gives_root_back || u != keepable_.front()) of(one, u).params = KeepParams::Reshard;
         }
-        for (const int u : blocks_) {
-          if (recompute) of(one, u).activations = KeepActivations::Recompute;
-        }
+        if (recompute) std::fill(one.activations.begin(), one.activations.end(), KeepActivations::Recompute);
         lean.push_back(std::move(one));
       }
     }
@@ -166,9 +161,10 @@ Candidate UnitSearch::with_kept(Candidate candidate, const std::vector<int>& ord
   return candidate;
 }
 
-Candidate UnitSearch::with_activations(Candidate candidate, const std::vector<int>& order, std::size_t kept) const {
-  for (std::size_t k = 0; k < order.size(); ++k)
-    of(candidate, order[k]).activations = k < kept ? KeepActivations::Keep : KeepActivations::Recompute;
+Candidate UnitSearch::with_activations(Candidate candidate, std::size_t kept) {
+  const std::size_t blocks = candidate.activations.size();
+  for (std::size_t k = 0; k < blocks; ++k)
+    candidate.activations[k] = k + kept >= blocks ? KeepActivations::Keep : KeepActivations::Recompute;
   return candidate;
 }
 
@@ -205,12 +201,11 @@ void UnitSearch::look_ahead(int all, const std::vector<Make>& makes) {
 }
 
 void UnitSearch::sets() {
-  const int blocks = static_cast<int>(blocks_.size());
-  const std::vector<int> by_end = ordered(frame_, blocks_, Order::Last);
+  const int blocks = static_cast<int>(frame_.blocks.size());
   int most = -1;
   if (blocks > 0) {
     most = most_that_fits(blocks, [&](int kept) {
-      return with_activations(with_kept(start_, keepable_, 0), by_end, static_cast<std::size_t>(kept));
+      return with_activations(with_kept(start_, keepable_, 0), static_cast<std::size_t>(kept));
     });
   }
   std::vector<int> amounts;
@@ -223,7 +218,7 @@ void UnitSearch::sets() {
     if ((order == Order::First || order == Order::Largest) && keepable_.size() > 12) continue;
     const std::vector<int> kept = ordered(frame_, keepable_, order);
     for (const int amount : amounts) {
-      Candidate base = amount < 0 ? start_ : with_activations(start_, by_end, static_cast<std::size_t>(amount));
+      Candidate base = amount < 0 ? start_ : with_activations(start_, static_cast<std::size_t>(amount));
       makes.push_back([this, base = std::move(base), kept](int count) {
         return with_kept(base, kept, static_cast<std::size_t>(count));
       });
@@ -271,19 +266,18 @@ int UnitSearch::depth_at(const Candidate& candidate, int otherwise, bool in_forw
 }
 
 void UnitSearch::sets_at_best() {
-  if (blocks_.empty() || keepable_.empty()) return;
-  const std::vector<int> by_end = ordered(frame_, blocks_, Order::Last);
+  if (frame_.blocks.empty() || keepable_.empty()) return;
   const std::vector<int> order = ordered(frame_, keepable_, Order::Spread);
-  const auto all = static_cast<int>(blocks_.size());
+  const auto all = static_cast<int>(frame_.blocks.size());
   for (int step = std::max(2, all / 8); step > 0 && !spent(); step /= 2) {
     for (bool improved = true; improved && !spent();) {
       const Judged before = best_judged_;
-      const auto kept_now = static_cast<int>(
-          std::count_if(blocks_.begin(), blocks_.end(), [&](int u) { return !recomputes(frame_, best_, u); }));
+      int kept_now = 0;
+      for (int block = 0; block < all; ++block) kept_now += recomputes(frame_, best_, block) ? 0 : 1;
       std::vector<int> amounts{kept_now - step, kept_now + step};
       std::erase_if(amounts, [&](int amount) { return amount < 0 || amount > all; });
       const auto filled_at = [&](int amount) -> Make {
-        return [this, base = with_activations(best_, by_end, static_cast<std::size_t>(amount)), &order](int count) {
+        return [this, base = with_activations(best_, static_cast<std::size_t>(amount)), &order](int count) {
           return with_kept(base, order, static_cast<std::size_t>(count));
         };
       };
@@ -300,11 +294,19 @@ void UnitSearch::moves() {
   for (bool improved = true; improved && !spent();) {
     const Judged before = best_judged_;
     std::vector<Move> all;
+    const auto flip_blocks = [&](int unit) {  // -1: of no unit that may be kept
+      for (std::size_t b = 0; b < frame_.blocks.size(); ++b) {
+        const int own = frame_.blocks[b].unit;
+        const bool keepable = std::find(keepable_.begin(), keepable_.end(), own) != keepable_.end();
+        if ((keepable ? own : -1) == unit) flip_activations(static_cast<int>(b), all);
+      }
+    };
     for (const int u : keepable_) {
       flip_params(u, all);
-      if (frame_.block[static_cast<std::size_t>(u)]) flip_activations(u, all);
+      flip_blocks(u);
       shift_starts(u, all);
     }
+    flip_blocks(-1);
     consider_each(all);
     swaps();
     improved = better(best_judged_, before);
@@ -321,9 +323,10 @@ void UnitSearch::flip_params(int unit, std::vector<Move>& all) const {
   }
 }
 
-void UnitSearch::flip_activations(int unit, std::vector<Move>& all) const {
-  all.push_back([this, unit](Candidate next) {
-    of(next, unit).activations = recomputes(frame_, next, unit) ? KeepActivations::Keep : KeepActivations::Recompute;
+void UnitSearch::flip_activations(int block, std::vector<Move>& all) const {
+  all.push_back([this, block](Candidate next) {
+    next.activations[static_cast<std::size_t>(block)] =
+        recomputes(frame_, next, block) ? KeepActivations::Keep : KeepActivations::Recompute;
     return next;
   });
 }

@@ -60,7 +60,8 @@ class UnitSearch {
   UnitChoice& of(Candidate& candidate, int unit) const { return candidate.units[static_cast<std::size_t>(unit)]; }
 
   Candidate with_kept(Candidate candidate, const std::vector<int>& order, std::size_t count) const;
-  Candidate with_activations(Candidate candidate, const std::vector<int>& order, std::size_t kept) const;
+  /// The last so many blocks keep their activations, the others recompute.
+  static Candidate with_activations(Candidate candidate, std::size_t kept);
 
   /// A candidate of so many, with which more of them need more memory.
   using Make = std::function<Candidate(int count)>;
@@ -86,7 +87,7 @@ class UnitSearch {
   /// One decision of one unit at a time, as long as something gets better.
   void moves();
   void flip_params(int unit, std::vector<Move>& all) const;
-  void flip_activations(int unit, std::vector<Move>& all) const;
+  void flip_activations(int block, std::vector<Move>& all) const;
   void shift_starts(int unit, std::vector<Move>& all) const;
   /// One kept for another that is not, neighbours first.
   void swaps();
@@ -95,8 +96,8 @@ class UnitSearch {
   CandidateJudge judge_;
   bool for_memory_;
   double limit_ns_ = Judged::kNoTime, first_ns_ = Judged::kNoTime;
-  std::size_t most_ = 0;                // simulations
-  std::vector<int> keepable_, blocks_;  // in forward order
+  std::size_t most_ = 0;       // simulations
+  std::vector<int> keepable_;  // units in forward order
   KeepParams level_ = KeepParams::Keep;
   Candidate start_, best_;
   Judged best_judged_;

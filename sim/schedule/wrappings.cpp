@@ -67,14 +67,40 @@ std::vector<Row> rows_of_blocks(const Model& model) {
   return rows;
 }
 
-bool is_within(const std::string& inner, const std::string& outer) {
-  return inner == outer || (inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '.');
-}
-
 Numel own_numel(const Model& model, const ModuleInfo& module) {
   Numel numel = 0;
   for (const ParamId param : module.params) numel += numel_of(model.params[param.index()].shape);
   return numel;
+}
+
+Numel numel_within(const Model& model, const std::string& name) {
+  Numel numel = 0;
+  for (const ModuleInfo& module : model.modules) {
+    if (is_within(module.fqn, name)) numel += own_numel(model, module);
+  }
+  return numel;
+}
+
+/// Every block with the large ones of what it is made of as units inside it: its children, or whatever has parameters
+/// itself. What is gathered at a time is smaller.
+Units in_parts(const std::vector<Row>& rows, const Model& model, bool by_children) {
+  constexpr Numel kLargeShare = 16;  // of the block
+  Units units;
+  for (const Row& row : rows) {
+    for (const std::vector<std::string>& unit : row.units) {
+      for (const std::string& block : row.blocks ? unit : std::vector<std::string>()) {
+        const Numel all = numel_within(model, block);
+        for (const ModuleInfo& module : model.modules) {
+          if (module.alias_of.valid() || module.fqn == block || !is_within(module.fqn, block)) continue;
+          if (by_children && model.modules[module.parent.index()].fqn != block) continue;
+          const Numel numel = by_children ? numel_within(model, module.fqn) : own_numel(model, module);
+          if (numel * kLargeShare >= all) units.push_back({module.fqn});
+        }
+      }
+      units.push_back(unit);
+    }
+  }
+  return units;
 }
 
 /// What the root holds beside units and is large: embeddings and heads, whose collectives then run beside others. None
@@ -107,10 +133,11 @@ Units ends_of(const Model& model, const std::vector<Row>& rows) {
 
 }  // namespace
 
-std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model) {
+std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model, bool finer) {
   std::vector<Job> jobs;
   const Job& job = frame.job;
-  if (!job.fsdp.overrides.empty() || job.fsdp.prefetch != PrefetchOptions{}) return jobs;
+  const PrefetchOptions& prefetch = job.fsdp.prefetch;
+  if (!job.fsdp.overrides.empty() || !prefetch.forward.empty() || !prefetch.backward.empty()) return jobs;
   std::vector<Row> rows = rows_of(frame, model);
   const bool root_alone = rows.empty();
   if (root_alone) rows = rows_of_blocks(model);
@@ -124,6 +151,14 @@ std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model) {
     if (!ends.empty()) jobs.push_back(with_units(job, std::move(units)));
   }
   if (!root_alone) jobs.push_back(with_units(job, {}));
+  for (const bool by_children : {true, false}) {
+    Units units = finer ? in_parts(rows, model, by_children) : Units{};
+    std::size_t blocks = 0;
+    for (const Row& row : rows) blocks += row.units.size();
+    if (units.size() <= blocks) continue;
+    units.insert(units.end(), ends.begin(), ends.end());
+    jobs.push_back(with_units(job, std::move(units)));
+  }
   return jobs;
 }
 

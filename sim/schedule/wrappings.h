@@ -13,6 +13,6 @@ namespace foreshard {
 
 /// The job with other units, each way once, the finest first. Empty where the job says for named units what they do: it
 /// would mean others then. Not every one can be planned.
-std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model);
+std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model, bool finer);
 
 }  // namespace foreshard

@@ -51,7 +51,7 @@ CLASS_READERS = {
     "core/lowering/activations/activation.cpp", "core/mesh/parallel_plan.cpp", "core/plan/build_plan.cpp",
     "core/plan/runtime/muon_params.h",
     "core/plan/units/auto_units.cpp", "core/plan/units/module_tree.cpp", "core/plan/units/unit_selection.cpp",
-    "core/plan/units/wrap_policy.cpp", "sim/device/pointwise_fusion.cpp", "sim/schedule/candidate.cpp",
+    "core/plan/units/wrap_policy.cpp", "sim/device/pointwise_fusion.cpp",
     "sim/schedule/wrappings.cpp", "sim/search/auto_wrap.cpp",
 }
 CLASS_READ = re.compile(r"(\.|->)(class_name|bases)\b")

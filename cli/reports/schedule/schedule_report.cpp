@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "cli/console/amount_text.h"
+#include "sim/schedule/schedule_words.h"
 
 namespace foreshard::cli {
 namespace {
@@ -39,16 +40,25 @@ class Report {
                          above));
       else
         line(fmt::format("  no schedule of these units is shorter than {} ({}): {} above it",
-                         duration_text(found_.bound.ns),
-                         found_.bound.by_compute ? "compute decides" : "the links decide", above));
+                         duration_text(found_.bound.ns), decides(found_.bound.side), above));
     }
     if (!found_.advice.empty()) line("  " + found_.advice);
+    if (const std::string room = room_advice_of(found_); !room.empty()) line("  " + room);
     line(fmt::format("  {} simulations in {:.1f} s", found_.simulated, found_.seconds));
     units();
     return std::move(out_);
   }
 
  private:
+  static const char* decides(ScheduleBound::Side side) {
+    switch (side) {
+      case ScheduleBound::Side::Compute: return "compute decides";
+      case ScheduleBound::Side::Links: return "the links decide";
+      case ScheduleBound::Side::Order: break;
+    }
+    return "who waits for whom decides";
+  }
+
   void line(const std::string& content) { out_ += content + "\n"; }
   std::string bold(const std::string& content) const {
     return style_.color ? "\x1b[1m" + content + "\x1b[0m" : content;

@@ -82,7 +82,8 @@ bool DataMovement::take_copy_arguments(const Instruction& i) {
   const Plan& plan = context_.plan;
   const bool splits = i.kind == InstructionKind::CopyOut && i.buffer.what == BufferWhat::AgBuffer;
   const bool joins = i.kind == InstructionKind::CopyIn && i.buffer.what == BufferWhat::RsInput;
-  if (plan.runtime != Runtime::Fsdp2 || (!splits && !joins) || context_.device.profile.kind == "cpu") return true;
+  const bool layouts = plan.runtime == Runtime::Fsdp2 || plan.runtime == Runtime::Planned;
+  if (!layouts || (!splits && !joins) || context_.device.profile.kind == "cpu") return true;
   const PlanUnit& unit = plan.units[i.unit.index()];
   const Bytes bytes =
       splits ? split_arguments(unit, i.unit, collectives_.gathered_from(i.unit)) : cat_arguments(i, unit);
@@ -125,6 +126,14 @@ SimDuration DataMovement::device_time(const Instruction& i) const {
   return i.kind == InstructionKind::Fill ? cost.fill(bytes, threads) : cost.copy(moved, i.dtype, threads);
 }
 
+/// What comes before a gather, on its way there.
+bool DataMovement::is_waived(const Instruction& i) const {
+  const bool source = i.stream == Stream::C && (i.kind == InstructionKind::CopyIn || i.kind == InstructionKind::Cast);
+  if (source) return context_.waived != Waived::Nothing;
+  const bool sources = context_.waived == Waived::Sources || context_.waived == Waived::Both;
+  return i.kind == InstructionKind::H2d && sources;
+}
+
 bool DataMovement::move(const Instruction& i) {
   if (i.stream == Stream::Host) return true;
   Device& device = context_.device;
@@ -133,7 +142,8 @@ bool DataMovement::move(const Instruction& i) {
     return true;
   }
   const KernelCost& cost = device.cost;
-  device.launch(i.stream, cost.op_ns() + cost.launch_ns(), device_time(i), context_.span_of(i, work_span_kind(i.kind)));
+  const SimDuration time = is_waived(i) ? 0 : device_time(i);
+  device.launch(i.stream, cost.op_ns() + cost.launch_ns(), time, context_.span_of(i, work_span_kind(i.kind)));
   return true;
 }
 
@@ -148,7 +158,8 @@ void DataMovement::cross(const Instruction& i, Bytes bytes) {
   const bool pins =
       i.kind == InstructionKind::D2h && i.pinned && !i.blocking && context_.plan.runtime != Runtime::Fsdp1;
   if (pins && pinned_.insert(buffers_.index(i.buffer)).second) device.pin_host_memory(bytes);
-  const WorkSpan run = device.launch(i.stream, host, cost.transfer(bytes), context_.span_of(i, SpanKind::Copy));
+  const SimDuration time = is_waived(i) ? 0 : cost.transfer(bytes);
+  const WorkSpan run = device.launch(i.stream, host, time, context_.span_of(i, SpanKind::Copy));
   if (i.blocking || (i.kind == InstructionKind::D2h && !i.pinned)) {
     order_.add_host_wait(std::max<SimDuration>(0, run.end - device.clock.host()));
     device.clock.stream_synchronize(index_of(i.stream));

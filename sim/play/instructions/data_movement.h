@@ -22,6 +22,7 @@ class DataMovement {
   bool play(const Instruction& i) { return take_copy_arguments(i) && move(i); }
   /// How long the device takes.
   SimDuration device_time(const Instruction& i) const;
+  bool is_waived(const Instruction& i) const;
 
  private:
   bool take_copy_arguments(const Instruction& i);

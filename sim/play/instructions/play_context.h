@@ -11,6 +11,7 @@
 #include "core/plan.h"
 #include "sim/device/device.h"
 #include "sim/play/loop_phase.h"
+#include "sim/play/prediction.h"
 #include "sim/play/prepared_plan.h"
 
 namespace foreshard {
@@ -40,6 +41,7 @@ struct PlayContext {
   const Job& job;
   Device& device;
   const PreparedPlan& prepared;
+  Waived waived = Waived::Nothing;
 
   const PlanIteration* iteration = nullptr;  // that is played
   std::int32_t position = 0;                 // in it

@@ -5,6 +5,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "core/plan/build_plan.h"
 #include "core/plan/units/groups.h"
 #include "sim/device/interference.h"
 #include "sim/network/collectives.h"
@@ -137,7 +138,8 @@ ExactParts measure_parts(const Job& job, Bytes budget) {
   again.checkpointing.policy = CheckpointPolicy::Block;
   const Alone all = alone(kept), lean = alone(again);
   const Model& model = *all.parts.model;
-  const UnitFrame frame = frame_of_units(kept, model, all.parts.plan, std::vector<bool>(model.modules.size(), false));
+  const UnitFrame frame = frame_of_units(kept, model, all.parts.plan, block_modules(model, kept),
+                                         std::vector<bool>(model.modules.size(), false));
   ExactParts parts;
   add_compute(frame, all, parts);
   const auto blocks = static_cast<double>(std::count(frame.block.begin(), frame.block.end(), true));

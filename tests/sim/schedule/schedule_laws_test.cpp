@@ -1,6 +1,6 @@
 // Random jobs: a schedule is never worse than fsdp2's at the same budget, stays within it, and is above the bound. How
 // often FSDP1's flat parameters are faster is told. FORESHARD_SCHEDULE_JOBS and FORESHARD_LAWS_SEED say how many and
-// which.
+// which; FORESHARD_SCHEDULE_TELL=1 tells of those that are far from the bound.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,16 +23,19 @@ std::int64_t number_from(const char* variable, std::int64_t otherwise) {
   return text == nullptr ? otherwise : std::strtoll(text, nullptr, 10);
 }
 
+bool tells() { return number_from("FORESHARD_SCHEDULE_TELL", 0) > 0; }
+
 struct Tally {
   std::int64_t scheduled = 0, refused = 0, none = 0, faster = 0;
   std::int64_t slower_than_fsdp1 = 0, slower_on_device = 0, slower_by_padding = 0, fsdp1_proposed = 0;
   std::vector<double> gaps, host_gaps;  // where the device, and where the host holds things up
   std::vector<double> arena_rests;      // by which an arena is larger than what is alive at once
   std::vector<double> hidden_gaps;      // of gaps: where nine tenths of the bound can have something beside them
+  double worst_fsdp1 = 0;
 };
 
-/// Where there is room, an arena changes no step, and no two of its buffers share bytes while both live. Returns how
-/// much larger it is than what is alive at once, as a part of that.
+/// Where there is room, an arena changes no step but by what the driver is asked, and no two of its buffers share bytes
+/// while both live. Returns how much larger it is than what is alive at once, as a part of that.
 double expect_arena(const FoundSchedule& found, const std::string& which) {
   Job job = found.job;
   job.schedule.budget = 0;
@@ -46,7 +49,13 @@ double expect_arena(const FoundSchedule& found, const std::string& which) {
     return simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, options).value();
   };
   const Prediction placed = step(true), served = step(false);
-  EXPECT_EQ(placed.step_time_ns.value, served.step_time_ns.value) << which;
+  // An iteration before that asked the driver leaves the host behind; large blocks of max_split_size_mb are asked for
+  // again and again.
+  if (job.allocator.max_split_size_mb == 0) {
+    EXPECT_NEAR(placed.step_time_ns.value / served.step_time_ns.value, 1, 0.01) << which;
+  } else {
+    EXPECT_LE(placed.step_time_ns.value, 1.01 * served.step_time_ns.value) << which;
+  }
   const Arena arena = lay_out_arena(prepared->plan);
   EXPECT_EQ(arena_clash(prepared->plan, arena).value_or(""), "") << which;
   Bytes block = 0, at_once = 0;
@@ -81,105 +90,118 @@ void expect_proposal(const FoundSchedule& found, Workbench& bench, const std::st
   }
 }
 
+/// FSDP1's flat parameters may be shorter: then they are offered, with the reason.
+void note_fsdp1(const FoundSchedule& found, const std::string& which, Tally& tally) {
+  if (found.fsdp1.step_ns <= 0 || found.step_ns <= found.fsdp1.step_ns) return;
+  ++tally.slower_than_fsdp1;
+  EXPECT_NE(found.advice, "") << which;
+  tally.slower_on_device += found.bound.host_bound() ? 0 : 1;
+  tally.slower_by_padding += found.padding > 0.05 ? 1 : 0;
+  if (tells())
+    std::printf("fsdp1 %.3f ms, planned %.3f, fsdp2 %.3f, bound %.3f, free %.3f: %s\n", found.fsdp1.step_ns / 1e6,
+                found.step_ns / 1e6, found.fsdp2.step_ns / 1e6, found.bound.ns / 1e6, found.bound.free_step_ns / 1e6,
+                which.c_str());
+  tally.worst_fsdp1 = std::max(tally.worst_fsdp1, found.step_ns / found.fsdp1.step_ns - 1);
+}
+
+void expect_above_bound(const FoundSchedule& found, const std::string& which, Tally& tally) {
+  if (found.bound.ns <= 0) return;
+  EXPECT_GE(found.step_ns * 1.000001, found.bound.ns) << which;
+  (found.bound.host_bound() ? tally.host_gaps : tally.gaps).push_back(found.gap());
+  const bool communicates = found.bound.gathers_ns + found.bound.reductions_ns > 0;
+  if (!found.bound.host_bound() && communicates && found.bound.ends_ns < 0.1 * found.bound.ns)
+    tally.hidden_gaps.push_back(found.gap());
+  if (!found.bound.host_bound() && found.gap() > 0.1 && tells())
+    std::printf(
+        "gap %.1f %%, planned %.3f ms, bound %.3f (compute %.3f, gathers %.3f, reductions %.3f, ends %.3f): %s\n",
+        100 * found.gap(), found.step_ns / 1e6, found.bound.ns / 1e6, found.bound.compute_ns / 1e6,
+        found.bound.gathers_ns / 1e6, found.bound.reductions_ns / 1e6, found.bound.ends_ns / 1e6, which.c_str());
+}
+
+/// The job of this seed, its model written to `path`.
+void expect_laws(std::uint64_t seed, const std::string& path, Tally& tally) {
+  RandomJob random = plain_job(seed);
+  random = random.with({"fsdp.runtime=planned"});
+  auto job = job_of(random);
+  if (!job) {
+    ++tally.refused;
+    return;
+  }
+  if (random.file.empty()) {
+    std::ofstream(path) << config_text(random.sizes);
+    job->model.source = path;
+  }
+  const auto profile = load_profile(job->cluster.profile);
+  ASSERT_TRUE(profile.has_value());
+  const auto model = load_job_model(*job, *profile);
+  if (!model) {
+    ++tally.refused;
+    return;
+  }
+  SharedParts shared;
+  Workbench bench(shared);
+  const auto found = find_schedule(*job, *model, *profile, bench);
+  if (!found) {
+    if (tells()) std::printf("refused: %s | %s\n", to_text(found.error()).c_str(), random.text().c_str());
+    ++tally.refused;
+    return;
+  }
+  expect_proposal(*found, bench, random.text());
+  tally.fsdp1_proposed += found->proposal.runtime == Runtime::Fsdp1 ? 1 : 0;
+  if (!found->fits) {
+    ++tally.none;
+    EXPECT_EQ(found->fsdp2.step_ns, 0) << "fsdp2 fits, planned does not: " << random.text();
+    return;
+  }
+  ++tally.scheduled;
+  if (job->cluster.world_size > 1) tally.arena_rests.push_back(expect_arena(*found, random.text()));
+  EXPECT_LE(found->peak_reserved, found->budget) << random.text();
+  if (found->fsdp2.step_ns > 0) {
+    EXPECT_LE(found->step_ns, found->fsdp2.step_ns) << random.text();
+    tally.faster += found->step_ns < found->fsdp2.step_ns ? 1 : 0;
+  }
+  note_fsdp1(*found, random.text(), tally);
+  expect_above_bound(*found, random.text(), tally);
+}
+
+void print_gaps(const char* what, std::vector<double> gaps) {
+  if (gaps.empty()) return;
+  std::sort(gaps.begin(), gaps.end());
+  std::printf("%s, %zu jobs: median %.2f %%, worst %.2f %%, %td above 10 %%\n", what, gaps.size(),
+              100 * gaps[gaps.size() / 2], 100 * gaps.back(),
+              gaps.end() - std::upper_bound(gaps.begin(), gaps.end(), 0.1));
+}
+
 TEST(ScheduleLaws, NeverWorseWithinTheBudgetAboveTheBound) {
-  const auto seed = static_cast<std::uint64_t>(number_from("FORESHARD_LAWS_SEED", 1));
+  const auto first = static_cast<std::uint64_t>(number_from("FORESHARD_LAWS_SEED", 1));
   const std::int64_t jobs = number_from("FORESHARD_SCHEDULE_JOBS", 60);
   const std::string path = temporary_path("schedule_laws.json");
   Tally tally;
-  double worst_fsdp1 = 0;
-  for (std::int64_t k = 0; k < jobs; ++k) {
-    RandomJob random = plain_job(seed + static_cast<std::uint64_t>(k));
-    random = random.with({"fsdp.runtime=planned"});
-    auto job = job_of(random);
-    if (!job) {
-      ++tally.refused;
-      continue;
-    }
-    std::ofstream(path) << config_text(random.sizes);
-    job->model.source = path;
-    const auto profile = load_profile(job->cluster.profile);
-    ASSERT_TRUE(profile.has_value());
-    const auto model = load_job_model(*job, *profile);
-    if (!model) {
-      ++tally.refused;
-      continue;
-    }
-    SharedParts shared;
-    Workbench bench(shared);
-    const auto found = find_schedule(*job, *model, *profile, bench);
-    if (!found) {
-      ++tally.refused;
-      continue;
-    }
-    expect_proposal(*found, bench, random.text());
-    tally.fsdp1_proposed += found->proposal.runtime == Runtime::Fsdp1 ? 1 : 0;
-    if (!found->fits) {
-      ++tally.none;
-      EXPECT_EQ(found->fsdp2.step_ns, 0) << "fsdp2 fits, planned does not: " << random.text();
-      continue;
-    }
-    ++tally.scheduled;
-    if (job->cluster.world_size > 1) tally.arena_rests.push_back(expect_arena(*found, random.text()));
-    EXPECT_LE(found->peak_reserved, found->budget) << random.text();
-    if (found->fsdp2.step_ns > 0) {
-      EXPECT_LE(found->step_ns, found->fsdp2.step_ns) << random.text();
-      tally.faster += found->step_ns < found->fsdp2.step_ns ? 1 : 0;
-    }
-    if (found->fsdp1.step_ns > 0 && found->step_ns > found->fsdp1.step_ns) {
-      ++tally.slower_than_fsdp1;
-      EXPECT_NE(found->advice, "") << random.text();  // it is offered, with the reason
-      tally.slower_on_device += found->bound.host_bound() ? 0 : 1;
-      tally.slower_by_padding += found->padding > 0.05 ? 1 : 0;
-      if (number_from("FORESHARD_SCHEDULE_TELL", 0) > 0)
-        std::printf("fsdp1 %.3f ms, planned %.3f, fsdp2 %.3f, bound %.3f, free %.3f: %s\n", found->fsdp1.step_ns / 1e6,
-                    found->step_ns / 1e6, found->fsdp2.step_ns / 1e6, found->bound.ns / 1e6,
-                    found->bound.free_step_ns / 1e6, random.text().c_str());
-      worst_fsdp1 = std::max(worst_fsdp1, found->step_ns / found->fsdp1.step_ns - 1);
-    }
-    if (found->bound.ns > 0) {
-      EXPECT_GE(found->step_ns * 1.000001, found->bound.ns) << random.text();
-      (found->bound.host_bound() ? tally.host_gaps : tally.gaps).push_back(found->gap());
-      const bool communicates = found->bound.gathers_ns + found->bound.reductions_ns > 0;
-      if (!found->bound.host_bound() && communicates && found->bound.ends_ns < 0.1 * found->bound.ns)
-        tally.hidden_gaps.push_back(found->gap());
-      if (!found->bound.host_bound() && found->gap() > 0.1 && number_from("FORESHARD_SCHEDULE_TELL", 0) > 0)
-        std::printf(
-            "gap %.1f %%, planned %.3f ms, bound %.3f (compute %.3f, gathers %.3f, reductions %.3f, ends %.3f): %s\n",
-            100 * found->gap(), found->step_ns / 1e6, found->bound.ns / 1e6, found->bound.compute_ns / 1e6,
-            found->bound.gathers_ns / 1e6, found->bound.reductions_ns / 1e6, found->bound.ends_ns / 1e6,
-            random.text().c_str());
-    }
-  }
+  for (std::int64_t k = 0; k < jobs; ++k) expect_laws(first + static_cast<std::uint64_t>(k), path, tally);
   std::remove(path.c_str());
-  std::sort(tally.gaps.begin(), tally.gaps.end());
-  std::sort(tally.host_gaps.begin(), tally.host_gaps.end());
   std::printf("fsdp1 is proposed for %lld\n", static_cast<long long>(tally.fsdp1_proposed));
   std::printf(
       "%lld scheduled, %lld faster than fsdp2, %lld slower than fsdp1 (%lld not for the host, %lld with padding, worst "
-      "%.2f %%), %lld fit "
-      "nothing, "
-      "%lld refused\n",
+      "%.2f %%), %lld fit nothing, %lld refused\n",
       static_cast<long long>(tally.scheduled), static_cast<long long>(tally.faster),
       static_cast<long long>(tally.slower_than_fsdp1), static_cast<long long>(tally.slower_on_device),
-      static_cast<long long>(tally.slower_by_padding), 100 * worst_fsdp1, static_cast<long long>(tally.none),
+      static_cast<long long>(tally.slower_by_padding), 100 * tally.worst_fsdp1, static_cast<long long>(tally.none),
       static_cast<long long>(tally.refused));
-  if (!tally.gaps.empty())
-    std::printf("gap to the bound, %zu jobs that the host does not hold up: median %.2f %%, worst %.2f %%\n",
-                tally.gaps.size(), 100 * tally.gaps[tally.gaps.size() / 2], 100 * tally.gaps.back());
-  std::sort(tally.hidden_gaps.begin(), tally.hidden_gaps.end());
-  if (!tally.hidden_gaps.empty())
-    std::printf("of these, %zu where the ends are no tenth of the bound: median %.2f %%, worst %.2f %%\n",
-                tally.hidden_gaps.size(), 100 * tally.hidden_gaps[tally.hidden_gaps.size() / 2],
-                100 * tally.hidden_gaps.back());
-  if (!tally.host_gaps.empty())
-    std::printf("above the host's need, %zu others: median %.2f %%, worst %.2f %%\n", tally.host_gaps.size(),
-                100 * tally.host_gaps[tally.host_gaps.size() / 2], 100 * tally.host_gaps.back());
-  std::sort(tally.arena_rests.begin(), tally.arena_rests.end());
-  if (!tally.arena_rests.empty())
-    std::printf("arenas of %zu jobs: larger than what is alive at once by %.2f %% (median), %.2f %% (worst)\n",
-                tally.arena_rests.size(), 100 * tally.arena_rests[tally.arena_rests.size() / 2],
-                100 * tally.arena_rests.back());
+  print_gaps("gap to the bound where the host does not hold things up", tally.gaps);
+  print_gaps("of these where the ends are no tenth of the bound", tally.hidden_gaps);
+  print_gaps("above the host's need, the others", tally.host_gaps);
+  print_gaps("arenas, larger than what is alive at once by", tally.arena_rests);
   EXPECT_GT(tally.scheduled, jobs / 3);
+}
+
+/// What broke a law once: gathers that are quicker in another order, units that run twice in a step, frozen parameters
+/// in units that train others, reentrant regions that train nothing, a plan whose communicators leave more of the card.
+TEST(ScheduleLaws, HoldForWhatBrokeThem) {
+  const std::string path = temporary_path("schedule_laws.json");
+  Tally tally;
+  for (const std::uint64_t seed : {10548, 5119, 5849, 5567, 1405}) expect_laws(seed, path, tally);
+  std::remove(path.c_str());
+  EXPECT_EQ(tally.scheduled, 5);
 }
 
 }  // namespace

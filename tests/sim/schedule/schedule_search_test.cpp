@@ -12,55 +12,12 @@
 #include "sim/schedule/schedule_file.h"
 #include "sim/schedule/schedule_words.h"
 #include "sim/search/prepare_job.h"
-#include "tests/support/temporary_path.h"
+#include "tests/sim/schedule/schedule_fixture.h"
 
 namespace foreshard {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr const char* kConfig = R"({"model_type": "llama", "hidden_size": 512, "intermediate_size": 1408,
-  "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000,
-  "hidden_act": "silu", "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "max_position_embeddings": 4096})";
-
-class ScheduleSearchTest : public ::testing::Test {
- protected:
-  ScheduleSearchTest() : path_(testing::temporary_path("schedule_config.json")) {
-    std::ofstream(path_) << kConfig;
-    job.model.source = path_;
-    job.model.batch = 2;
-    job.model.seq = 512;
-    job.model.seq_given = true;
-    job.fsdp.runtime = Runtime::Planned;
-    job.cluster.profile = "l40s";
-    job.cluster.world_size = 8;
-    job.cluster.ranks_per_node = 8;
-    job.checkpointing.policy = CheckpointPolicy::Block;
-  }
-  ~ScheduleSearchTest() override { std::remove(path_.c_str()); }
-
-  Model model() const { return load_job_model(job, load_profile(job.cluster.profile).value()).value(); }
-  FoundSchedule found(int threads = 1) const {
-    const HardwareProfile profile = load_profile(job.cluster.profile).value();
-    SharedParts shared;
-    Workbench bench(shared);
-    auto result = find_schedule(job, model(), profile, bench, threads);
-    EXPECT_TRUE(result.has_value()) << (result ? "" : to_text(result.error()));
-    return result ? *result : FoundSchedule{};
-  }
-  /// Simulated alone, as `simulate` does it.
-  static Prediction predicted(const Job& of) {
-    const auto prepared = prepare(of);
-    EXPECT_TRUE(prepared.has_value()) << (prepared ? "" : to_text(prepared.error()));
-    return simulate(prepared->plan, prepared->model, prepared->lowered, of, prepared->profile, simulate_options(of))
-        .value();
-  }
-
-  Job job;
-
- private:
-  std::string path_;
-};
 
 TEST_F(ScheduleSearchTest, IsWhatTheSimulatorSaysAndNoWorseThanFsdp2) {
   const FoundSchedule schedule = found();
@@ -149,7 +106,7 @@ TEST_F(ScheduleSearchTest, BelowTheLeastBudgetNothingFitsAndAboveTheCardIsRefuse
 
 /// An embedding and a head that are gathered apart need less than a root that holds both.
 TEST_F(ScheduleSearchTest, TheLeastBudgetIsThatOfTheBestWrapping) {
-  std::string config = kConfig;
+  std::string config = kScheduleConfig;
   const std::string small = "\"vocab_size\": 8000";
   config.replace(config.find(small), small.size(), "\"vocab_size\": 64000");
   std::ofstream(job.model.source) << config;
@@ -243,7 +200,7 @@ TEST_F(ScheduleSearchTest, NeighboursShareCollectivesWhereLatencyDecides) {
 }
 
 TEST_F(ScheduleSearchTest, SharedParametersAreNeverTakenApart) {
-  std::string tied = kConfig;
+  std::string tied = kScheduleConfig;
   tied.replace(tied.find("\"tie_word_embeddings\": false"), 28, "\"tie_word_embeddings\": true");
   std::ofstream(job.model.source) << tied;
   job.fsdp.wrap.policy = WrapPolicyKind::None;
