@@ -23,7 +23,9 @@ namespace {
 
 constexpr int kMostIterations = 1000;
 constexpr std::size_t kMostSettling = 64, kLeastSettling = 8;  // iterations beyond the plan's ...
-constexpr std::size_t kSettlingInstructions = 65536;           // ... as many as these make
+constexpr int kQuietSteps = 8;      // alike but for what waits for other streams: there will be no other
+constexpr Bytes kLikeShare = 1000;  // of the peak
+constexpr std::size_t kSettlingInstructions = 65536;  // ... as many as these make
 constexpr SimDuration kDriftShare = 100000;  // a part of a step by which the host may gain on the device in one
 
 Estimate around(double value, double interval) { return {value, value / (1 + interval), value * (1 + interval)}; }
@@ -298,9 +300,18 @@ class Simulation {
     const bool waits = device_.allocator.pending().ever() && all.size() > 1;
     const bool same_blocks = !waits || (all.back().peak_active == all[all.size() - 2].peak_active &&
                                         all.back().end_active == all[all.size() - 2].end_active);
-    settled_ = (calls == 0 || thrashes) && same_blocks && !(drifts && lead_matters());
+    quiet_ = calls == 0 && !drifts && all.size() > 1 && is_like(all.back(), all[all.size() - 2]) ? quiet_ + 1 : 0;
+    const bool steady = same_blocks || quiet_ >= kQuietSteps;
+    settled_ = (calls == 0 || thrashes) && steady && !(drifts && lead_matters());
     calls_last_ = calls;
     ahead_last_ = ahead;
+  }
+
+  /// Blocks that wait for other streams when a step ends may differ for ever, by little.
+  static bool is_like(const IterationResult& a, const IterationResult& b) {
+    const auto near = [](Bytes x, Bytes y) { return std::abs(x - y) * kLikeShare <= y; };
+    return a.step_time == b.step_time && a.peak_reserved == b.peak_reserved && near(a.peak_active, b.peak_active) &&
+           near(a.peak_active + a.end_active, b.peak_active + b.end_active);
   }
 
   bool lead_matters() const {
@@ -470,6 +481,7 @@ class Simulation {
   int next_ = 0;  // iteration
   bool is_open_ = false, ended_ = false, meets_ = false;
   bool settled_ = true, goes_on_ = false;
+  int quiet_ = 0;  // steps in turn that were alike
   std::int64_t driver_calls_before_ = 0, calls_last_ = 0;
   SimDuration ahead_last_ = 0;
   Prediction prediction_;

@@ -114,8 +114,8 @@ std::int32_t begin_of_last(const Plan& plan, std::size_t played) {
   return static_cast<std::int32_t>(begin);
 }
 
-/// Whether some unit is gathered more than once: it runs again behind its last reduction. When that is best begun no
-/// list says.
+/// Whether some unit is gathered more than once: it runs again behind its last reduction. What is gathered and copied
+/// then, and when that is best begun, hangs on the lists.
 bool gathers_again(const Plan& plan) {
   std::vector<bool> gathered(plan.units.size());
   for (const Instruction& i : plan.iterations.back().instructions) {
@@ -194,7 +194,7 @@ class Bound {
     if (!parts) return fail(parts.error());
     std::vector<Waived> ways{Waived::Sources};
     if (job.fsdp.cpu_offload) ways.push_back(Waived::Gathers);
-    if (gathers_again(*parts->plan)) ways = {Waived::Both};
+    if (gathers_again(*parts->plan)) ways.clear();
     for (const Waived waived : ways) {
       const auto unhindered = unhindered_step(job, waived);
       if (!unhindered) return fail(unhindered.error());

@@ -130,8 +130,7 @@ SimDuration DataMovement::device_time(const Instruction& i) const {
 bool DataMovement::is_waived(const Instruction& i) const {
   const bool source = i.stream == Stream::C && (i.kind == InstructionKind::CopyIn || i.kind == InstructionKind::Cast);
   if (source) return context_.waived != Waived::Nothing;
-  const bool sources = context_.waived == Waived::Sources || context_.waived == Waived::Both;
-  return i.kind == InstructionKind::H2d && sources;
+  return i.kind == InstructionKind::H2d && context_.waived == Waived::Sources;
 }
 
 bool DataMovement::move(const Instruction& i) {

@@ -89,8 +89,7 @@ void PlayedCollectives::play(const Instruction& i) {
   PlacedCommunicator& communicator = communicators_[i.communicator.index()];
   if (i.kind == InstructionKind::AllGather && i.unit.valid())
     gathered_from_[i.unit.index()] = context_.plan.group_size(i);
-  const bool waives = context_.waived == Waived::Gathers || context_.waived == Waived::Both;
-  const bool waived = waives && i.kind == InstructionKind::AllGather;
+  const bool waived = context_.waived == Waived::Gathers && i.kind == InstructionKind::AllGather;
   const SimDuration time = waived ? 0 : met_ ? agreed_time_ : duration_of(i);
   SimTime not_before = device.cost.takes_from(communicator.tail);  // R4: in issue order
   if (met_) not_before = std::max(not_before, agreed_start_);

@@ -235,5 +235,30 @@ TEST_F(SweepTest, ProgressEndsAtTheTotal) {
   EXPECT_EQ(all, 3U);
 }
 
+/// GPT-2 under FSDP1, bound by the card: what waits for other streams when a step ends is never the same twice, and
+/// nothing else changes.
+TEST_F(SweepTest, StepsThatDifferInWaitingBlocksAloneAreSteady) {
+  std::ofstream(base.model.source) << R"({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12,
+    "n_inner": 3072, "n_positions": 1024, "vocab_size": 50257, "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-05, "tie_word_embeddings": true})";
+  base.model.seq = 1024;
+  base.model.batch = 4;
+  base.fsdp.runtime = Runtime::Fsdp1;
+  base.cluster.world_size = base.cluster.ranks_per_node = 8;
+  const auto prepared = prepare(base);
+  ASSERT_TRUE(prepared.has_value()) << to_text(prepared.error());
+  const auto steps = [&](int iterations) {
+    SimulateOptions options = simulate_options(base);
+    options.iterations = iterations;
+    return simulate(prepared->plan, prepared->model, prepared->lowered, base, prepared->profile, options).value();
+  };
+  const Prediction settled = steps(0), many = steps(64);
+  EXPECT_LT(settled.iterations.size(), 16U);
+  EXPECT_EQ(settled.step_time_ns.value, many.step_time_ns.value);
+  EXPECT_EQ(settled.memory.reserved, many.memory.reserved);
+  EXPECT_NEAR(static_cast<double>(settled.memory.allocated), static_cast<double>(many.memory.allocated),
+              1e-3 * static_cast<double>(many.memory.allocated));
+}
+
 }  // namespace
 }  // namespace foreshard
