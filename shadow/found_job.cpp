@@ -157,6 +157,7 @@ class Finder {
     job().train.clip_grad_norm = setting_.clip;
     job().train.grad_scaler.enabled = setting_.scaler;
     job().fsdp.frozen = setting_.frozen;
+    job().fsdp.ignored = setting_.ignored;
     job().fsdp.tied = setting_.tied;
     if (setting_.zero_grad == "zero") job().train.zero_grad = "zero";
     if (setting_.model_file == "model.json") return;  // captured with its casts

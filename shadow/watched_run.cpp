@@ -106,6 +106,7 @@ FoundSetting setting_of(const json& row) {
   setting.roots = row.value("roots", std::int64_t{1});
   for (const json& unit : row.at("units")) setting.units.push_back(unit_of(unit));
   setting.optimizer = optimizer_of(row.at("optimizer"));
+  setting.ignored = row.value("ignored", std::vector<std::string>{});
   setting.frozen = row.value("frozen", std::vector<std::string>{});
   setting.tied = row.value("tied", std::map<std::string, std::string>{});
   setting.autocast = row.value("autocast", "");

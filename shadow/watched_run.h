@@ -76,6 +76,7 @@ struct FoundSetting {
   std::int64_t roots = 1;  // modules that a step calls by themselves: the model's parts
   std::vector<FoundUnit> units;
   FoundOptimizer optimizer;
+  std::vector<std::string> ignored;         // parameters that no unit manages, in modules that are units
   std::vector<std::string> frozen;          // parameters
   std::map<std::string, std::string> tied;  // parameters that are another unit's since they were sharded
   std::string autocast;                     // dtype; empty: none

@@ -17,16 +17,14 @@
 #include "sim/play/exposure.h"
 #include "sim/play/plan_player.h"
 #include "sim/play/timeline_builder.h"
+#include "sim/settling.h"
 
 namespace foreshard {
 namespace {
 
 constexpr int kMostIterations = 1000;
 constexpr std::size_t kMostSettling = 64, kLeastSettling = 8;  // iterations beyond the plan's ...
-constexpr int kQuietSteps = 8;      // alike but for what waits for other streams: there will be no other
-constexpr Bytes kLikeShare = 1000;  // of the peak
-constexpr std::size_t kSettlingInstructions = 65536;  // ... as many as these make
-constexpr SimDuration kDriftShare = 100000;  // a part of a step by which the host may gain on the device in one
+constexpr std::size_t kSettlingInstructions = 65536;           // ... as many as these make
 
 Estimate around(double value, double interval) { return {value, value / (1 + interval), value * (1 + interval)}; }
 
@@ -146,7 +144,7 @@ class Simulation {
   bool plays() const { return prediction_.fits && prediction_.deadlock.empty(); }
   /// Whether the last step was no steady one and another may be. Ranks that meet go on together: go_on().
   bool unsettled() const {
-    return plays() && !settled_ && options_.iterations == 0 && plan_.steady &&
+    return plays() && !settling_.settled() && options_.iterations == 0 && plan_.steady &&
            static_cast<std::size_t>(next_) < plan_.iterations.size() + most_settling();
   }
   /// One iteration more.
@@ -244,7 +242,7 @@ class Simulation {
     device_.activity.gaps.clear();
     device_.activity.collectives.clear();
     busy_before_ = device_.activity.compute_busy;
-    driver_calls_before_ = driver_calls();
+    settling_.begin(device_);
     player_->begin(index, std::max(0, k - (planned - 1)), first);
     is_open_ = true;
     return true;
@@ -277,47 +275,9 @@ class Simulation {
     prediction_.exposed = exposure.causes;
     prediction_.iterations.push_back(std::move(result));
     last_end_ = end;
-    note_settled();
+    settling_.note(device_, prediction_.iterations);
     goes_on_ = !meets_ && unsettled();
     return true;
-  }
-
-  std::int64_t driver_calls() const {
-    const AllocatorStats& stats = device_.allocator.stats();
-    return stats.device_allocs + stats.device_frees;
-  }
-
-  /// A step in which the allocator asks the driver is no steady one: the calls hold up the host, and the next step
-  /// finds other blocks. Nor is one after which the host is further ahead of the device than before, if that matters:
-  /// where kernels waited for the host, or blocks for other streams (the further it runs, the more of them wait).
-  void note_settled() {
-    const std::vector<IterationResult>& all = prediction_.iterations;
-    const std::int64_t calls = driver_calls() - driver_calls_before_;
-    const bool thrashes =
-        calls == calls_last_ && all.size() > 1 && all.back().peak_reserved == all[all.size() - 2].peak_reserved;
-    const SimDuration ahead = device_.clock.device_tail() - device_.clock.host();
-    const bool drifts = std::abs(ahead - ahead_last_) * kDriftShare > all.back().step_time;
-    const bool waits = device_.allocator.pending().ever() && all.size() > 1;
-    const bool same_blocks = !waits || (all.back().peak_active == all[all.size() - 2].peak_active &&
-                                        all.back().end_active == all[all.size() - 2].end_active);
-    quiet_ = calls == 0 && !drifts && all.size() > 1 && is_like(all.back(), all[all.size() - 2]) ? quiet_ + 1 : 0;
-    const bool steady = same_blocks || quiet_ >= kQuietSteps;
-    settled_ = (calls == 0 || thrashes) && steady && !(drifts && lead_matters());
-    calls_last_ = calls;
-    ahead_last_ = ahead;
-  }
-
-  /// Blocks that wait for other streams when a step ends may differ for ever, by little.
-  static bool is_like(const IterationResult& a, const IterationResult& b) {
-    const auto near = [](Bytes x, Bytes y) { return std::abs(x - y) * kLikeShare <= y; };
-    return a.step_time == b.step_time && a.peak_reserved == b.peak_reserved && near(a.peak_active, b.peak_active) &&
-           near(a.peak_active + a.end_active, b.peak_active + b.end_active);
-  }
-
-  bool lead_matters() const {
-    const std::vector<ComputeGap>& gaps = device_.activity.gaps;
-    return device_.allocator.pending().ever() ||
-           std::any_of(gaps.begin(), gaps.end(), [](const ComputeGap& gap) { return gap.host_late; });
   }
 
   void stopped(const PlanPlayer& player, PlanPlayer::Outcome outcome, int k, const PlanIteration& iteration) {
@@ -349,7 +309,7 @@ class Simulation {
     memory.reserved = highest.reserved;
     memory.pinned_host = device_.pinned_host;
     const std::size_t steps = prediction_.iterations.size();
-    if (!settled_ && prediction_.fits && steps > 1) {
+    if (!settling_.settled() && prediction_.fits && steps > 1) {
       const Bytes last = prediction_.iterations[steps - 1].peak_reserved;
       memory.growth = std::max<Bytes>(0, last - prediction_.iterations[steps - 2].peak_reserved);
     }
@@ -480,10 +440,8 @@ class Simulation {
   SimDuration busy_before_ = 0;
   int next_ = 0;  // iteration
   bool is_open_ = false, ended_ = false, meets_ = false;
-  bool settled_ = true, goes_on_ = false;
-  int quiet_ = 0;  // steps in turn that were alike
-  std::int64_t driver_calls_before_ = 0, calls_last_ = 0;
-  SimDuration ahead_last_ = 0;
+  Settling settling_;
+  bool goes_on_ = false;
   Prediction prediction_;
 };
 

@@ -1,6 +1,11 @@
 #include "core/lowering/lowering_opaque.h"
 
 #include <algorithm>
+#include <array>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
 
 #include "core/lowering/lowering_machine.h"
 
@@ -43,6 +48,39 @@ std::vector<Ref> results_of(Emitter& emit, const std::vector<Ref>& args, const s
   return out;
 }
 
+/// Collectives inside of it, of forward or backward: ["all_to_all", dimension, bytes] each.
+const ArgList* collectives_of(const Op& op, std::string_view key) {
+  const auto named = std::find_if(op.kwargs.begin(), op.kwargs.end(), [&](const auto& arg) { return arg.name == key; });
+  return named == op.kwargs.end() ? nullptr : std::get_if<ArgList>(&named->arg.value);
+}
+
+/// One kernel each while its results are there; all that it does is meet others where it multiplies nothing.
+void meet(Emitter& emit, const ArgList* rows, DType dtype) {
+  static constexpr std::array<std::pair<std::string_view, KernelCollective>, 4> kKinds{
+      {{"all_gather", KernelCollective::AllGather},
+       {"reduce_scatter", KernelCollective::ReduceScatter},
+       {"all_reduce", KernelCollective::AllReduce},
+       {"all_to_all", KernelCollective::AllToAll}}};
+  for (const Arg& arg : rows == nullptr ? ArgList{} : *rows) {
+    const auto& row = std::get<ArgList>(arg.value);
+    const auto& word = std::get<std::string>(row[0].value);
+    const auto kind = std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& each) { return each.first == word; });
+    if (kind == kKinds.end()) continue;
+    Kernel kernel = emit.start(std::string("c10d.") + word, KernelClass::Copy, dtype);
+    kernel.collective = kind->second;
+    kernel.dimension = static_cast<std::int32_t>(std::get<std::int64_t>(row[1].value));
+    kernel.vector_bytes = std::get<std::int64_t>(row[2].value);
+    emit.tape().kernel(kernel);
+  }
+}
+
+/// What only meets others launches nothing of its own.
+void without_work(Kernel& kernel, const ArgList* rows) {
+  if (rows == nullptr || kernel.flops > 0) return;
+  kernel.read = kernel.written = 0;
+  kernel.launches = 0;
+}
+
 }  // namespace
 
 std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std::vector<Ref>& args,
@@ -56,7 +94,11 @@ std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std
   if (opaque.bytes_moved > 0) kernel.read = std::max<Bytes>(opaque.bytes_moved - kernel.written, 0);
   const Ref workspace =
       opaque.workspace_bytes > 0 ? emit.tape().make_bytes(opaque.workspace_bytes, SlotCategory::Workspace) : Ref();
-  emit.tape().kernel(kernel);
+  const ArgList* met = collectives_of(*emit.op(), "meets");
+  without_work(kernel, met);
+  const DType dtype = kernel.dtype;
+  emit.tape().kernel(std::move(kernel));
+  meet(emit, met, dtype);
   return out;
 }
 
@@ -110,7 +152,11 @@ std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const Ba
     const Layout layout = contiguous_layout(dims_of(opaque.backward[i].shape), opaque.backward[i].dtype);
     temporaries.push_back(emit.tape().make(layout, SlotCategory::Workspace));
   }
-  emit.tape().kernel(kernel);
+  const ArgList* met = collectives_of(*emit.op(), "meets_backward");
+  without_work(kernel, met);
+  const DType dtype = kernel.dtype;
+  emit.tape().kernel(std::move(kernel));
+  meet(emit, met, dtype);
   return out;
 }
 

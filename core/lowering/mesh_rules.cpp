@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <variant>
+#include <vector>
 
 #include "core/lowering/lowering_machine.h"
 #include "core/lowering/mesh/ring_attention.h"
@@ -77,6 +79,17 @@ std::int32_t mesh_dimension_either_way(const Op& op) {
 std::int32_t mesh_dimension_of(const Op& op) {
   const bool in_backward = op.name == "mesh.copy" || op.name == "mesh.part" || op.name == "mesh.embedding";
   return in_backward ? -1 : mesh_dimension_either_way(op);
+}
+
+std::vector<std::int32_t> dimensions_met(const Op& op) {
+  if (const std::int32_t one = mesh_dimension_of(op); one >= 0) return {one};
+  std::vector<std::int32_t> met;
+  const auto named =
+      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const auto& arg) { return arg.name == "meets"; });
+  const auto* rows = op.opaque < 0 || named == op.kwargs.end() ? nullptr : std::get_if<ArgList>(&named->arg.value);
+  for (const Arg& arg : rows == nullptr ? ArgList{} : *rows)
+    met.push_back(static_cast<std::int32_t>(std::get<std::int64_t>(std::get<ArgList>(arg.value)[1].value)));
+  return met;
 }
 
 namespace lowering {

@@ -57,6 +57,8 @@ const OpRule* find_mesh_rule(std::string_view name);
 std::int32_t mesh_dimension_of(const Op& op);
 /// ... in which its forward or its backward does.
 std::int32_t mesh_dimension_either_way(const Op& op);
+/// All that its forward meets, those of what runs inside an opaque operator too.
+std::vector<std::int32_t> dimensions_met(const Op& op);
 
 namespace lowering {
 

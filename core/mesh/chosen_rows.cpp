@@ -1,5 +1,7 @@
 // What a program with chosen tokens says of rows whose numbers are the run's.
 #include <algorithm>
+#include <variant>
+#include <vector>
 
 #include "core/mesh/rank_model.h"
 
@@ -7,6 +9,18 @@ namespace foreshard {
 namespace {
 
 bool is_exchange(const Op& op) { return op.name == "mesh.all_to_all" && op.args.size() > 2; }
+
+/// An all-to-all inside of what nobody looks into, by numbers that the run makes: ["all_to_all", dimension, bytes,
+/// true].
+bool exchanges_inside(const Op& op) {
+  const auto named =
+      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const auto& arg) { return arg.name == "meets"; });
+  const auto* rows = op.opaque < 0 || named == op.kwargs.end() ? nullptr : std::get_if<ArgList>(&named->arg.value);
+  return rows != nullptr && std::any_of(rows->begin(), rows->end(), [](const Arg& arg) {
+           const auto* row = std::get_if<ArgList>(&arg.value);
+           return row != nullptr && row->size() > 3;
+         });
+}
 
 /// Rows that return to where they came from: as many as were sent, which the plan knows.
 bool returns(const Op& op) {
@@ -49,7 +63,10 @@ bool tells_rows(const Op& op, std::int64_t rows) {
 
 }  // namespace
 
-bool sends_chosen_tokens(const Model& model) { return std::any_of(model.ops.begin(), model.ops.end(), is_exchange); }
+bool sends_chosen_tokens(const Model& model) {
+  return std::any_of(model.ops.begin(), model.ops.end(),
+                     [](const Op& op) { return is_exchange(op) || exchanges_inside(op); });
+}
 
 std::int32_t told_how_many_rows(const Model& model) {
   std::vector<bool> of_the_run(model.values.size(), false);

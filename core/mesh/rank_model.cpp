@@ -6,12 +6,14 @@
 #include <map>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/mesh/context_cut.h"
 #include "core/mesh/parallel_plan.h"
 #include "core/mesh/program_cutter.h"
 #include "core/mesh/stacked_matrices.h"
 #include "core/model/mesh_dimension.h"
+#include "core/plan.h"
 #include "core/plan/units/groups.h"
 #include "core/plan/units/units.h"
 
@@ -466,7 +468,86 @@ ModelOptions rank_model_options(const Job& job) {
   return options;
 }
 
+/// The same dimension around the job's rank: neighbours, or ranks as far apart as they were. Fails beyond the world.
+Result<MeshDimension> placed(const MeshDimension& recorded, const Job& job) {
+  const std::int64_t world = job.cluster.world_size, size = static_cast<std::int64_t>(recorded.ranks.size());
+  if (recorded.name == kWorldDimension) return dimension_of(kWorldDimension.data(), job.cluster.rank, world, 1);
+  const std::int64_t apart = size > 1 ? std::max(recorded.ranks[1] - recorded.ranks[0], 1) : 1;
+  if (world % (size * apart) == 0) return dimension_of(recorded.name.c_str(), job.cluster.rank, size, apart);
+  return fail({ErrorCode::OutOfRange, "the script's own groups do not divide the world", job.model.source,
+               "cluster.world_size", fmt::format("a multiple of {} ranks", size * apart), std::to_string(world),
+               "run the script anew with that world"});
+}
+
+/// Who captures a module alone says by the plan whose parameters are a rank's own: those of modules of style "experts",
+/// on the first group of as many ranks that the program meets.
+Result<void> tell_experts(Model& model, const Job& job) {
+  const auto known = std::find_if(model.mesh.begin(), model.mesh.end(),
+                                  [](const MeshDimension& each) { return each.name == kExpertDimension; });
+  if (known != model.mesh.end() || job.mesh.expert <= 1 || job.mesh.plan.empty()) return {};
+  const auto group = std::find_if(model.mesh.begin(), model.mesh.end(), [&](const MeshDimension& each) {
+    return static_cast<std::int64_t>(each.ranks.size()) == job.mesh.expert;
+  });
+  if (group == model.mesh.end()) return {};  // which the caller says
+  auto styles = module_styles(model, job.mesh);
+  if (!styles) return tl::unexpected(styles.error());
+  group->name = kExpertDimension;
+  for (std::size_t m = 0; m < styles->size(); ++m) {
+    if ((*styles)[m] != ModuleStyle::Experts) continue;
+    for (ParamInfo& param : model.params)
+      if (param.fqn.starts_with(model.modules[m].fqn + "."))
+        param.part.dimension = static_cast<std::int32_t>(group - model.mesh.begin());
+  }
+  return {};
+}
+
+/// A program that was recorded on one rank of a mesh has its collectives and its parts: the job has that mesh.
+Result<Model> recorded_rank(Model model, const Job& job) {
+  if (auto told = tell_experts(model, job); !told) return tl::unexpected(told.error());
+  const auto ranks_of = [&](const char* name) {
+    const auto at =
+        std::find_if(model.mesh.begin(), model.mesh.end(), [&](const auto& each) { return each.name == name; });
+    return at == model.mesh.end() ? std::int64_t{1} : static_cast<std::int64_t>(at->ranks.size());
+  };
+  const MeshOptions& mesh = job.mesh;
+  for (const auto& [key, degree] : {std::pair(kTensorDimension, mesh.tensor), std::pair(kExpertDimension, mesh.expert),
+                                    std::pair(kContextDimension, mesh.context)}) {
+    if (degree == ranks_of(key)) continue;
+    return fail(mesh_error(key, "the model was recorded on a rank of another mesh", std::to_string(ranks_of(key)),
+                           std::to_string(degree), "run the script anew with that degree"));
+  }
+  if (mesh.expert_imbalance != 1) {
+    return fail(mesh_error("expert_imbalance", "the model was recorded with an even spread of rows over the experts",
+                           "1", fmt::format("{:g}", mesh.expert_imbalance), "leave it at 1"));
+  }
+  for (MeshDimension& dimension : model.mesh) {
+    auto here = placed(dimension, job);
+    if (!here) return tl::unexpected(here.error());
+    dimension = std::move(*here);
+  }
+  if (auto ok = check_mesh(job); !ok) return tl::unexpected(ok.error());
+  return model;
+}
+
+/// Whether a program with collectives of its own is whole all the same, as a loss that gathers is, and this job cuts
+/// it.
+bool can_be_cut(const Model& model, const Job& job) {
+  const auto lies = [](const ParamInfo& param) { return param.part.dimension >= 0; };
+  const auto sends = [](const Op& op) { return op.name.starts_with("mesh."); };
+  const bool whole = std::none_of(model.params.begin(), model.params.end(), lies) &&
+                     std::none_of(model.ops.begin(), model.ops.end(), sends);
+  return is_cut(job.mesh) && job.mesh.expert <= 1 && whole;
+}
+
+/// The groups of a cut program are the job's alone.
+void forget_groups(Model& model) {
+  model.mesh.clear();
+  for (Op& op : model.ops) std::erase_if(op.kwargs, [](const NamedArg& arg) { return arg.name.starts_with("meets"); });
+}
+
 Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) {
+  if (can_be_cut(whole, job)) forget_groups(whole);
+  if (!whole.mesh.empty()) return recorded_rank(std::move(whole), job);
   if (!is_cut(job.mesh)) return whole;
   if (auto ok = check_mesh(job); !ok) return tl::unexpected(ok.error());
   Model model = std::move(whole);

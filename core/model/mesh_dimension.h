@@ -12,8 +12,12 @@ inline constexpr const char* kTensorDimension = "tensor";
 inline constexpr const char* kContextDimension = "context";
 inline constexpr const char* kExpertDimension = "expert";
 
-/// Its ranks work on the same samples; those that share experts alone have samples of their own.
-inline bool shares_samples(const MeshDimension& dimension) { return dimension.name != kExpertDimension; }
+inline constexpr const char* kScriptDimension = "script";  // a group of the script's own, in which no parameters lie
+
+/// Its ranks work on the same samples; those that share experts alone, and a script's own, have samples of their own.
+inline bool shares_samples(const MeshDimension& dimension) {
+  return dimension.name != kExpertDimension && !dimension.name.starts_with(kScriptDimension);
+}
 
 /// FSDP shards over the ranks of all dimensions but this one, which holds parameters that are not cut over it on each.
 inline bool stands_beside_fsdp(const MeshDimension& dimension) { return dimension.name == kTensorDimension; }
@@ -41,7 +45,7 @@ inline std::int64_t ranks_of_all_experts(const MeshDimension& experts) {
 
 /// Whether they lie apart: an expert is cut over the tensor ranks between them.
 inline bool cuts_experts(const MeshDimension& dimension) {
-  return !shares_samples(dimension) &&
+  return dimension.name == kExpertDimension &&
          ranks_of_all_experts(dimension) > static_cast<std::int64_t>(dimension.ranks.size());
 }
 

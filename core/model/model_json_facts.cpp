@@ -108,7 +108,68 @@ bool FactsReader::held(JsonFields& f, Hold& hold) {
                       describe_json(*until));
 }
 
+bool FactsReader::dimension(const Json& row, const std::string& place) {
+  JsonFields f(row, place, problem_, {"name", "ranks", "place"});
+  if (!f.good()) return false;
+  MeshDimension made;
+  made.name = f.text("name");
+  const Json* ranks = f.array("ranks");
+  for (std::size_t i = 0; ranks != nullptr && i < ranks->size(); ++i) {
+    const Json& rank = (*ranks)[i];
+    if (!rank.is_number_integer() || rank < 0 || rank > kMaxCount)
+      return problem_.set(ErrorCode::OutOfRange, f.place("ranks"), "a rank is out of range", "0 or more",
+                          describe_json(rank));
+    made.ranks.push_back(rank.get<std::int32_t>());
+  }
+  const auto size = static_cast<std::int64_t>(made.ranks.size());
+  if (f.good() && size < 2)
+    return problem_.set(ErrorCode::OutOfRange, f.place("ranks"), "a dimension of a mesh has several ranks",
+                        "two ranks or more", std::to_string(size));
+  made.place = static_cast<std::int32_t>(f.integer_or("place", 0, 0, size - 1));
+  m_.mesh.push_back(std::move(made));
+  return f.good();
+}
+
+bool FactsReader::part(JsonFields& f, ParamInfo& info) {
+  const Json* row = f.find("part");
+  if (!f.good() || row == nullptr) return f.good();
+  JsonFields g(*row, f.place("part"), problem_, {"mesh", "dim", "whole", "begin"});
+  if (!g.good()) return false;
+  const auto dimensions = static_cast<std::int64_t>(m_.mesh.size()),
+             dims = static_cast<std::int64_t>(info.shape.size());
+  info.part.dimension = static_cast<std::int32_t>(g.integer_or("mesh", -1, 0, dimensions - 1));
+  info.part.dim = static_cast<std::int32_t>(g.integer_or("dim", -1, 0, dims - 1));
+  info.part.whole = g.integer_or("whole", 0, 0, kMaxAmount);
+  info.part.begin = g.integer_or("begin", 0, 0, kMaxAmount);
+  if (g.good() && info.part.dimension < 0)
+    return problem_.set(ErrorCode::MissingKey, g.place("mesh"), "a part is one of a dimension of \"mesh\"",
+                        "the number of a dimension", "nothing");
+  return g.good();
+}
+
+bool FactsReader::collectives(const JsonFields& f, const Op& op) {
+  const auto exists = [&](const Arg& arg) {
+    const auto* at = std::get_if<std::int64_t>(&arg.value);
+    return at != nullptr && *at >= 0 && *at < static_cast<std::int64_t>(m_.mesh.size());
+  };
+  bool good = op.name != "mesh.all_to_all" || (op.args.size() > 1 && exists(op.args[1]) && !op.out.empty());
+  for (const NamedArg& named : op.kwargs) {
+    if (named.name != "meets" && named.name != "meets_backward") continue;
+    const auto* rows = std::get_if<ArgList>(&named.arg.value);
+    good = good && rows != nullptr && op.name.starts_with("opaque.");
+    for (std::size_t i = 0; good && i < rows->size(); ++i) {
+      const auto* row = std::get_if<ArgList>(&(*rows)[i].value);
+      good = row != nullptr && row->size() > 2 && std::holds_alternative<std::string>((*row)[0].value) &&
+             exists((*row)[1]) && std::holds_alternative<std::int64_t>((*row)[2].value);
+    }
+  }
+  return good ||
+         problem_.set(ErrorCode::Inconsistent, f.place("kwargs"), "a collective names whom it meets",
+                      R"(["all_to_all", DIMENSION, BYTES] in "meets", with a dimension of "mesh")", in_quotes(op.name));
+}
+
 bool FactsReader::op(JsonFields& f, Op& op) {
+  if (!collectives(f, op)) return false;
   op.region = static_cast<std::int32_t>(f.integer_or("region", -1, 0, kMaxCount));
   const bool named = op.name.starts_with("opaque.");
   const Json* body = f.find("opaque");

@@ -24,6 +24,9 @@ class FactsReader {
 
   /// strides, held_until, held_by of an input or a result, alias_of of an input.
   bool value(JsonFields& f, ValueInfo& value);
+  /// A row of "mesh", and what a parameter is of one.
+  bool dimension(const nlohmann::json& row, const std::string& place);
+  bool part(JsonFields& f, ParamInfo& info);
   /// region and opaque of an operator whose results are read.
   bool op(JsonFields& f, Op& op);
   /// loss_begin, lifetimes, job, parallel of the document.
@@ -40,6 +43,7 @@ class FactsReader {
   bool values_of(JsonFields& f, std::string_view key, std::vector<ValueId>& ids);
   bool held(JsonFields& f, Hold& hold);
   bool lifetimes(JsonFields& f);
+  bool collectives(const JsonFields& f, const Op& op);
   bool saved(const nlohmann::json& row, const std::string& place, OpaqueOp& opaque);
   bool gradient(const nlohmann::json& row, const std::string& place, OpaqueOp& opaque);
   bool job(JsonFields& f);

@@ -26,11 +26,12 @@ class Reader {
   Reader(const Json& document, const std::string& file) : document_(document) { problem_.file = file; }
 
   Result<Model> read() {
-    const bool good = facts() && rows("inputs", &Reader::input) && rows("modules", &Reader::module) && rooted() &&
-                      rows("params", &Reader::param) && rows("buffers", &Reader::buffer) &&
-                      rows("calls", &Reader::call) && rows("containers", &Reader::container) && calls_are_sound() &&
-                      rows("ops", &Reader::op) && rows("module_calls", &Reader::module_call) &&
-                      rows("regions", &Reader::region) && outputs() && facts_.check();
+    const bool good = facts() && rows("mesh", &Reader::dimension) && rows("inputs", &Reader::input) &&
+                      rows("modules", &Reader::module) && rooted() && rows("params", &Reader::param) &&
+                      rows("buffers", &Reader::buffer) && rows("calls", &Reader::call) &&
+                      rows("containers", &Reader::container) && calls_are_sound() && rows("ops", &Reader::op) &&
+                      rows("module_calls", &Reader::module_call) && rows("regions", &Reader::region) && outputs() &&
+                      facts_.check();
     if (!good || problem_.error) return fail(std::move(*problem_.error));
     return std::move(m_);
   }
@@ -41,7 +42,7 @@ class Reader {
                                       "has_loss",   "compute_dtype", "loss_begin",   "lifetimes",   "job",
                                       "inputs",     "modules",       "params",       "buffers",     "calls",
                                       "containers", "ops",           "module_calls", "regions",     "outputs",
-                                      "parallel",   "params_cast"}};
+                                      "parallel",   "params_cast",   "mesh"}};
   }
 
   bool facts() {
@@ -81,6 +82,8 @@ class Reader {
   }
 
   // --- structure ---
+
+  bool dimension(const Json& row, const std::string& place) { return facts_.dimension(row, place); }
 
   bool input(const Json& row, const std::string& place) {
     JsonFields f(row, place, problem_,
@@ -187,7 +190,7 @@ class Reader {
   }
 
   bool param(const Json& row, const std::string& place) {
-    JsonFields f(row, place, problem_, {"fqn", "shape", "dtype", "requires_grad", "shares", "gathered"});
+    JsonFields f(row, place, problem_, {"fqn", "shape", "dtype", "requires_grad", "shares", "gathered", "part"});
     if (!f.good()) return false;
     ParamInfo info;
     info.fqn = f.text("fqn");
@@ -203,6 +206,7 @@ class Reader {
                           in_quotes(info.fqn));
     }
     if (f.has("shares") && !share(of, info, f)) return false;
+    if (!facts_.part(f, info)) return false;
     info.requires_grad =
         f.boolean_or("requires_grad", info.shares.valid() ? m_.params[info.shares.index()].requires_grad : true);
     if (!f.good()) return false;
@@ -285,9 +289,9 @@ class Reader {
     if (!f.good()) return false;
     Op op;
     op.name = f.text("op");
-    if (op.name.starts_with("mesh.")) {  // of a model that is cut already, whose mesh no file holds
+    if (op.name.starts_with("mesh.") && op.name != "mesh.all_to_all") {  // the others are made from the job's mesh
       return problem_.set(ErrorCode::Unsupported, f.place("op"), "collectives of a mesh are made from the job's mesh",
-                          "the operators of the whole model", in_quotes(op.name));
+                          "the operators of the whole model, or mesh.all_to_all of one rank's", in_quotes(op.name));
     }
     const std::string module = f.text_or("module", "");
     op.call = static_cast<std::int32_t>(f.integer_or("call", 0, 0, kMaxCount));

@@ -1,6 +1,7 @@
 // The writing half of core/model/model_json.h.
 #include <charconv>
 #include <cmath>
+#include <string>
 
 #include "core/model/facts.h"
 #include "core/model/model_json.h"
@@ -8,6 +9,14 @@
 
 namespace foreshard {
 namespace {
+
+std::string text_of(const MeshPart& part) {
+  std::string text = "\"mesh\": " + std::to_string(part.dimension);
+  if (part.dim >= 0) text += ", \"dim\": " + std::to_string(part.dim);
+  if (part.whole > 0) text += ", \"whole\": " + std::to_string(part.whole);
+  if (part.begin > 0) text += ", \"begin\": " + std::to_string(part.begin);
+  return text;
+}
 
 class Writer {
  public:
@@ -18,6 +27,13 @@ class Writer {
     out_ += "{\"schema\": \"foreshard.model/2\",\n \"name\": ";
     text(m_.name);
     facts();
+    if (!m_.mesh.empty()) {
+      list("mesh", m_.mesh.size(), [&](std::size_t i) {
+        (out_ += "{\"name\": "), text(m_.mesh[i].name);
+        (out_ += ", \"ranks\": "), integers({m_.mesh[i].ranks.begin(), m_.mesh[i].ranks.end()});
+        (out_ += ", \"place\": "), integer(m_.mesh[i].place), out_ += "}";
+      });
+    }
     list("inputs", m_.inputs.size(), [&](std::size_t i) { input(m_.inputs[i]); });
     list("modules", m_.modules.size(), [&](std::size_t i) { module(m_.modules[i]); });
     list("params", m_.params.size(), [&](std::size_t i) { param(m_.params[i]); });
@@ -98,6 +114,7 @@ class Writer {
     if (!info.requires_grad) out_ += ", \"requires_grad\": false";
     if (info.shares.valid()) (out_ += ", \"shares\": "), text(m_.params[info.shares.index()].fqn);
     if (info.gathered) (out_ += ", \"gathered\": "), text(dtype_name(*info.gathered));
+    if (info.part.dimension >= 0) ((out_ += ", \"part\": {") += text_of(info.part)) += "}";
     out_ += "}";
   }
 

@@ -123,8 +123,8 @@ void enter_mesh(const Model& model, Plan& plan) {
     const Segment& segment = plan.segments[id.index()];
     std::vector<CommunicatorId> met;
     for (std::int32_t op = segment.op_begin; op < segment.op_end; ++op) {
-      const std::int32_t d = mesh_dimension_of(model.ops[static_cast<std::size_t>(op)]);
-      if (d >= 0) met.push_back(along[static_cast<std::size_t>(d)]);
+      for (const std::int32_t d : dimensions_met(model.ops[static_cast<std::size_t>(op)]))
+        met.push_back(along[static_cast<std::size_t>(d)]);
     }
     return met;
   });

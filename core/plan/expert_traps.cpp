@@ -32,8 +32,10 @@ std::vector<Trap> expert_traps(const Model& model, const Job& job, const Plan& p
   std::vector<std::string> padded, units;
   Numel stored = 0, own = 0;
   std::int64_t ranks = 1;
+  bool others = false;  // that FSDP shards over all ranks
   for (const PlanUnit& unit : plan.units) {
     const MeshDimension* dimension = unit.params.empty() ? nullptr : experts_of(model, unit.params.front());
+    others = others || (!unit.params.empty() && dimension == nullptr);
     if (dimension == nullptr) continue;
     units.push_back(unit.name);
     ranks = unit.shard_size;
@@ -54,7 +56,7 @@ std::vector<Trap> expert_traps(const Model& model, const Job& job, const Plan& p
                                                            : asked == 0 ? data
                                                                         : asked));
   const double rest = told_factor(job, units, false).value_or(static_cast<double>(data));
-  if (!units.empty() && divided != rest) {
+  if (!units.empty() && others && divided != rest) {
     traps.push_back(
         {46, fmt::format("gradients of experts are divided by {:g}, those of the rest by {:g}", divided, rest), "mesh",
          units,

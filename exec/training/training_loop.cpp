@@ -184,17 +184,17 @@ Result<void> check_model(const Model& model, const Job& job) {
     return fail(training_error(ErrorCode::Unsupported, "model.loss", "the model's first output is no loss",
                                "model.loss = \"none\" trains on the sum of the first output"));
   }
-  if (!job.fsdp.tied.empty()) {
-    return fail(training_error(ErrorCode::Unsupported, "fsdp.tied",
-                               "parameters of two units that share their shards are planned and simulated only",
-                               "tie them before they are sharded, in one unit"));
-  }
-  for (const ParamInfo& info : model.params) {
-    if (!info.gathered) continue;
-    return fail(training_error(ErrorCode::Unsupported, info.fqn,
-                               "what is cast before it is gathered is planned and simulated only",
-                               "take \"gathered\" out of the model's parameters"));
-  }
+  const auto planned_only = [](const std::string& place, const char* what, const char* hint) {
+    return fail(
+        training_error(ErrorCode::Unsupported, place, fmt::format("{} planned and simulated only", what), hint));
+  };
+  if (!model.mesh.empty())
+    return planned_only("model.source", "a program of one rank among several is", "capture it without the others");
+  if (!job.fsdp.tied.empty())
+    return planned_only("fsdp.tied", "parameters of two units that share their shards are",
+                        "tie them before they are sharded, in one unit");
+  for (const ParamInfo& info : model.params)
+    if (info.gathered) return planned_only(info.fqn, "what is cast before it is gathered is", "take \"gathered\" out");
   return {};
 }
 

@@ -856,6 +856,43 @@ class Opaque(unittest.TestCase):
         self.assertTrue(op["op"].endswith("_AllReduce"))
         self.assertTrue(op["opaque"]["backward"])
         self.assertEqual(ops(model, "aten.detach"), [])
+        self.assertEqual((op["kwargs"]["meets"], op["kwargs"]["meets_backward"]), ([["all_reduce", 0, 4]], [["all_reduce", 0, 4]]))
+        self.assertEqual(model.document["mesh"], [{"name": "world", "ranks": [0, 1, 2, 3], "place": 0}])
+
+    def test_rows_that_go_to_other_ranks(self):
+        """Sizes that routers make: of each rank as of this one. The exchange is an operator with a history; groups have names of their own."""
+        from torch.distributed._functional_collectives import all_to_all_single_autograd
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist = torch.distributed
+        dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+        self.addCleanup(dist.destroy_process_group)
+        group = dist.new_group([0, 1])
+
+        class Sends(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.gate, self.own = nn.Linear(6, 4), nn.Linear(6, 6)
+
+            def forward(self, x):
+                choice = self.gate(x).argmax(-1)
+                counts = torch.bincount(choice, minlength=4)
+                theirs, most = torch.empty_like(counts), counts.max()
+                dist.all_to_all_single(theirs, counts, group=group)
+                dist.all_reduce(most, op=dist.ReduceOp.MAX)
+                there, here = theirs.view(2, 2).sum(1).tolist(), counts.view(2, 2).sum(1).tolist()
+                rows = all_to_all_single_autograd(x[choice.argsort()] * self.gate.weight[0], there, here, group)
+                return all_to_all_single_autograd(self.own(rows), here, there, group) + int(most)
+
+        model = capture(Sends(), torch.empty(9, 6), loss=scalar, device="fake", strict=False)
+        self.assertEqual([(row["name"], row["ranks"], row["place"]) for row in model.document["mesh"]], [("script", [0, 1], 1), ("world", [0, 1, 2, 3], 1)])
+        there, back = ops(model, "mesh.all_to_all")
+        self.assertEqual((there["args"][1:], back["args"][1:]), ([0, 8], [0, 9]))  # rows 3, 2, 2, 2: five stay on the other rank, 4 + 4 come here
+        product = ops(model, "aten.addmm.default")[-1]
+        self.assertIn("%" + there["out"][0]["name"], product["args"])  # with its history
+        self.assertEqual(back["args"][0], "%" + product["out"][0]["name"])
+        (lifted,) = [op for op in ops(model, "aten.add.Tensor") if op["args"][1:] and type(op["args"][1]) is int]
+        self.assertEqual(lifted["args"][1], 3)  # the largest, not the sum of the ranks'
 
     def test_autograd_function_is_one_operator(self):
         class Custom(nn.Module):

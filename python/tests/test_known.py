@@ -208,6 +208,42 @@ class Guessed(unittest.TestCase):
         self.assertEqual(rows, [[18, 4], *[[9, 8]] * 4])  # 18 tokens, two experts each
         self.assertTrue(any("choose 0.25 of their elements" in note for note in model.notes), model.notes)
 
+    def test_routing_is_balanced_where_no_share_is_told(self):
+        """Whatever counts, sorts and splits what is chosen; other ranks send what this one sends itself."""
+
+        class Experts(Body):
+            def __init__(self):
+                super().__init__()
+                self.router = nn.Linear(8, 4)
+                self.experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+            def forward(self, ids, count):
+                x = self.table(ids).flatten(0, 1)
+                choice = self.router(x).topk(2).indices.flatten()
+                sizes = count(choice)
+                order = choice.argsort()
+                return torch.cat([expert(part) for expert, part in zip(self.experts, x[order // 2].split(sizes.tolist()))])
+
+        def ends(choice):
+            return torch.searchsorted(choice.sort().values, torch.arange(5, device=choice.device)).diff()
+
+        counts = {
+            "bincount": lambda choice: torch.bincount(choice, minlength=4), "ends": ends,
+            "histc": lambda choice: torch.histc(choice.float(), bins=4, min=0, max=3).int(),
+            "on the device": lambda choice: torch.histc(choice, bins=4, min=0, max=3),
+            "one_hot": lambda choice: nn.functional.one_hot(choice, 4).sum(0),
+            "masks": lambda choice: torch.stack([(choice == number).sum() for number in range(4)]),
+            "scatter_add": lambda choice: torch.zeros(4, dtype=torch.long, device=choice.device).scatter_add_(0, choice, torch.ones_like(choice)),
+        }  # fmt: skip
+        for name, count in counts.items():
+            with self.subTest(name):
+                model = capture(Experts(), IDS[:, :5], count, loss=lambda out: out.sum(), strict=False)
+                rows = [op["out"][0]["shape"][0] for op in model.document["ops"] if op["op"] == "aten.addmm.default"]
+                self.assertEqual(rows, [15, 8, 7, 8, 7])  # 15 tokens, two experts each: the two more lie apart
+                self.assertTrue(any("balanced" in note for note in model.notes), model.notes)
+        with self.assertRaisesRegex(CaptureError, "needs the values"):
+            capture(Experts(), IDS, counts["bincount"], loss=lambda out: out.sum())
+
     def test_a_share_of_more_than_all(self):
         with self.assertRaisesRegex(CaptureError, "no share"):
             captured(lambda self, ids: self.table(ids), IDS, chosen=2)

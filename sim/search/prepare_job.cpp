@@ -65,7 +65,7 @@ Result<Model> load_job_model(const Job& job, const HardwareProfile& profile) {
     whole = adapted_model(std::move(*whole), job, job_program(job, profile).device);
   if (!whole) return whole;
   *whole = with_full_precision_norms(std::move(*whole), job);
-  if (!is_cut(job.mesh)) return whole;
+  if (!is_cut(job.mesh) && whole->mesh.empty()) return whole;
   return rank_model(std::move(*whole), job,
                     [&](const ModelOptions& part) { return load_model(part, job_program(job, profile)); });
 }

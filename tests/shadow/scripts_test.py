@@ -349,6 +349,46 @@ class Shadow(unittest.TestCase):
         answer, _ = self.watch("mesh.py", "--exchange")
         self.assertTrue(any("even share" in note for note in answer["notes"]), answer["notes"])
 
+    def test_experts_whose_rows_the_script_exchanges_by_itself(self):
+        """By counts that its routers make on the device: routing is balanced, which is told. The program is that of one rank, with its collectives."""
+        settings = {
+            ("--send", "function"): ["all_to_all", "all_to_all"], ("--send", "functional", "--run", "grouped", "--count", "histc", "--recompute"): ["all_to_all"],
+            ("--select",): ["all_to_all", "all_to_all"],
+            ("--send", "nn", "--run", "padded", "--count", "one_hot"): ["all_to_all", "all_to_all"], ("--send", "everywhere", "--run", "loop"): ["all_gather", "reduce_scatter"],
+            ("--send", "gathered", "--run", "loop", "--count", "scatter"): ["all_reduce", "all_reduce"],
+        }  # fmt: skip
+        for words, kinds in settings.items():
+            with self.subTest(words), tempfile.TemporaryDirectory() as folder:
+                answer, job = self.watch("experts.py", *words, flags=("--world", "8", "--out", folder))
+                self.assert_as_planned(answer, within=0.0005, reserved=0.01)
+                self.assertEqual(answer["differences"], [])
+                self.assertTrue(any("routing is taken as balanced" in note for note in answer["notes"]), answer["notes"])
+                self.assertEqual((job["mesh"]["expert"], job["mesh"]["expert_divide_factor"]), (4, -1))
+                document = json.loads((pathlib.Path(folder) / "model.json").read_text())
+                self.assertEqual(document["mesh"], [{"name": "expert", "ranks": [0, 1, 2, 3], "place": 0}])
+                own = {row["fqn"] for row in document["params"] if row.get("part") == {"mesh": 0}}
+                self.assertEqual(own, {row["fqn"] for row in document["params"] if ".experts." in row["fqn"]})
+                met = [row for op in document["ops"] for key in ("meets", "meets_backward") for row in op.get("kwargs", {}).get(key, [])]
+                self.assertLessEqual(set(kinds), {row[0] for row in met}, met)
+
+    def test_dispatchers_as_libraries_have_them(self):
+        for words in (["capacity"], ["counted"], ["masks", "--experts", "12", "--chosen", "3", "--seq", "250"], ["lists"], ["loop"]):
+            with self.subTest(words):
+                answer, job = self.watch("dispatchers.py", *words, flags=("--world", "8", "--rank", "6"))
+                self.assert_as_planned(answer, within=0.0005, reserved=0.01)
+                self.assertEqual((answer["differences"], job["mesh"]["expert"]), ([], 4))
+
+    def test_experts_that_no_other_rank_has(self):
+        """Nothing shards them: FSDP2 was told to leave them alone."""
+        answer, job = self.watch("experts.py", "--degree", "8", "--run", "grouped", "--batch", "3", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0005, reserved=0.01)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual(job["fsdp"]["ignored"], [f"blocks.{i}.mixture.experts.{name}" for i in range(3) for name in ("up", "down")])
+
+    def test_experts_in_flat_parameters_over_groups_of_their_own_are_told(self):
+        answer, _ = self.watch("experts.py", "--fsdp", "1", flags=("--world", "8"))
+        self.assertTrue(any("over fewer ranks than the rest" in note for note in answer["notes"]), answer["notes"])
+
     def test_lengths_that_the_host_gave_the_device_are_read_back(self):
         """In forward and where it runs again; the head has nn.Module's call as its own, the loss is summed by a function of torch.distributed.nn."""
         for words in ([], ["--reentrant"]):

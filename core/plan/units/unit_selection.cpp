@@ -358,6 +358,21 @@ Result<UnitSelection> by_policy(const Selector& s) {
   return UnitSelection{};
 }
 
+bool is_experts(const Model& model, const ParamInfo& param) {
+  return param.part.dimension >= 0 && !shares_samples(model.mesh[static_cast<std::size_t>(param.part.dimension)]);
+}
+
+/// Whether a module around this one is a unit, of nothing but experts.
+bool lies_in_unit_of_experts(const Selector& s, ModuleId module, const std::set<ModuleId>& known) {
+  ModuleId at = module;
+  while (at.valid() && !known.contains(at)) at = s.model.modules[at.index()].parent;
+  if (!at.valid()) return false;
+  const std::string inside = s.model.modules[at.index()].fqn + ".";
+  return std::all_of(s.model.params.begin(), s.model.params.end(), [&](const ParamInfo& param) {
+    return !param.fqn.starts_with(inside) || is_experts(s.model, param);
+  });
+}
+
 /// Modules whose parameters lie on a dimension of ranks with samples of their own are units, as torchtitan makes them:
 /// FSDP shards those over fewer ranks than the rest.
 void add_experts(const Selector& s, UnitSelection& selection) {
@@ -365,10 +380,10 @@ void add_experts(const Selector& s, UnitSelection& selection) {
   for (const SelectedUnit& unit : selection.units) known.insert(unit.modules.begin(), unit.modules.end());
   bool added = false;
   for (const ParamInfo& param : s.model.params) {
-    if (!param.owner.valid() || param.part.dimension < 0) continue;
-    if (shares_samples(s.model.mesh[static_cast<std::size_t>(param.part.dimension)])) continue;
+    if (!param.owner.valid() || !is_experts(s.model, param)) continue;
     const ModuleId object = s.tree.object_of[param.owner.index()];
-    if (s.part.ignored_modules[object.index()] || !known.insert(object).second) continue;
+    if (s.part.ignored_modules[object.index()] || lies_in_unit_of_experts(s, object, known)) continue;
+    if (!known.insert(object).second) continue;
     selection.units.push_back({{object}, false});
     added = true;
   }

@@ -129,8 +129,9 @@ void lay_out_flat(const Draft& d, PlanUnit& unit) {
 std::int32_t shard_dim_of(const Draft& d, std::size_t unit, ParamId param, std::int64_t ranks,
                           std::vector<std::string>& used) {
   // torchtitan: along the next dimension where a shard group has more ranks than there are experts.
-  const bool padded = d.expert_ranks(param) > 0 && d.model.params[param.index()].shape.size() > 1 &&
-                      ranks > d.model.params[param.index()].part.whole;
+  const MeshPart& part = d.model.params[param.index()].part;
+  const bool padded = d.expert_ranks(param) > 0 && part.dim >= 0 && d.model.params[param.index()].shape.size() > 1 &&
+                      ranks > part.whole;
   std::int32_t dim = padded ? 1 : 0;
   const std::string& fqn = d.model.params[param.index()].fqn;
   const std::string prefix = d.name(unit).empty() ? std::string() : d.name(unit) + ".";

@@ -82,6 +82,8 @@ def make_document(session, regions: list[dict[str, Any]]) -> dict[str, Any]:
     document["lifetimes"] = "recorded"
     if session.job:
         document["job"] = session.job
+    if session.recorder.mesh.groups:
+        document["mesh"] = session.recorder.mesh.rows(torch.distributed.get_world_size())
     document["inputs"] = [_input(value) for value in session.table.inputs]
     document["modules"] = session.structure.modules
     document["params"] = session.structure.params()

@@ -144,6 +144,8 @@ class Functions:
                 gradients = None
             finally:
                 recorder.opaque = None
+        if inside.meets:
+            frame.row["kwargs"] = frame.row.get("kwargs", {}) | {"meets_backward": inside.meets}
         of_tensors = [g for g, t in zip(given, results) if isinstance(t, torch.Tensor)]
         over_given = {storage_key(t): i for i, t in enumerate(of_tensors) if t is not None}
         over_saved = {

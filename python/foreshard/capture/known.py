@@ -15,6 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
 
+from .. import _choices as choices
 from .values import storage_key
 
 LARGEST = 1 << 22  # elements of a tensor: what is larger is not known
@@ -59,6 +60,23 @@ def beside_a_script(values: Callable[[torch.Tensor], torch.Tensor | None]):
         _masks_of_batch, _elsewhere = True, None
 
 
+_running: list[KnownValues] = []
+
+
+def running() -> KnownValues | None:
+    """What is known in the capture that runs."""
+    return _running[-1] if _running else None
+
+
+@contextlib.contextmanager
+def runs(known: KnownValues):
+    _running.append(known)
+    try:
+        yield
+    finally:
+        _running.pop()
+
+
 class KnownValues:
     """Flat copies of storages, by the storage they stand for."""
 
@@ -68,6 +86,8 @@ class KnownValues:
         self.guessed = False
         self._flat: dict[int, tuple[StorageWeakRef, torch.Tensor, bool]] = {}  # the last: the batch has a part in it
         self.hangs_on_batch = False  # what was computed last, and not on constants alone
+        self._choices: dict[int, StorageWeakRef] = {}  # storages whose values hang on what was taken as chosen
+        self.hangs_on_choices = False  # what was computed last
         self._held = 0  # bytes, those of storages that are gone among them
         self.used: dict[str, None] = {}  # where a value has decided something
         self._random: torch.Tensor | None = None  # the state of our own generator: the script's draws nothing for us
@@ -97,6 +117,9 @@ class KnownValues:
         """A view of the copy; None: nobody knows."""
         if type(tensor) is torch.Tensor and tensor.device.type == "cpu":
             return tensor
+        constant = getattr(tensor, "constant", None)  # of a fake tensor that was made from numbers
+        if isinstance(constant, torch.Tensor) and constant.device.type == "cpu":
+            return constant
         flat = self._find(tensor)
         if flat is None and _elsewhere is not None and type(tensor) is torch.Tensor:
             return _elsewhere(tensor)
@@ -147,6 +170,7 @@ class KnownValues:
             return None
         drawn = torch.Tag.nondeterministic_seeded in func.tags
         self.hangs_on_batch = drawn or any(self._is_of_batch(leaf) for leaf in leaves)
+        self.hangs_on_choices = any(self.is_chosen(leaf) for leaf in leaves)
 
         def here(value):
             if isinstance(value, torch.Tensor):
@@ -154,11 +178,11 @@ class KnownValues:
             return torch.device("cpu") if isinstance(value, torch.device) else value
 
         with _disable_current_modes(), torch.no_grad(), self._drawing(func):
+            given, named = tree_map(here, (args, {k: v for k, v in kwargs.items() if k != "pin_memory"}))
             try:
-                given, named = tree_map(here, (args, {k: v for k, v in kwargs.items() if k != "pin_memory"}))
                 return func(*given, **named)
             except Exception:  # noqa: BLE001 - an operator that the host does not have, or has not for this dtype
-                return None
+                return choices.counted(func, given, named)
 
     @contextlib.contextmanager
     def _drawing(self, func):
@@ -188,7 +212,7 @@ class KnownValues:
         with _disable_current_modes():
             return int(torch.count_nonzero(values))
 
-    def follow(self, func, args, kwargs, out: Any, computed: Any) -> None:
+    def follow(self, func, args, kwargs, out: Any, computed: Any, on_choices: bool = False) -> None:
         """After an operator: what its results are known to be; what it has written with values unknown is forgotten."""
         if computed is None:
             if func._schema.is_mutable:
@@ -204,6 +228,41 @@ class KnownValues:
                 continue
             if result.shape == values.shape and values.numel() <= LARGEST:
                 self.give(result, values, self.hangs_on_batch)
+                if on_choices:
+                    self._choices[storage_key(result)] = StorageWeakRef(result.untyped_storage())
+
+    # ------------------------------------------------------------------------------------------------- choices
+
+    def choose(self, func, args, kwargs, out: Any) -> None:
+        """What an operator has chosen by scores that nobody knows, where it may be guessed and no share is told (`chosen`)."""
+        if self.guess != 1:
+            return
+        with _disable_current_modes():
+            made = choices.chosen(func._schema.name.split("::")[-1], args, kwargs, out, LARGEST)
+        if made is not None:
+            self.give_chosen(*made)
+
+    def exchange(self, collective, out: Any) -> None:
+        """What a collective gives of known values: every rank has the same."""
+        given, made = (tree_flatten(each)[0] for each in (collective.given, out if collective.made is None else collective.made))
+        at = collective.place if len(given) == len(collective.ranks) and collective.kind == "all_to_all" else 0  # lists: what goes to each
+        values = self.of(given[at]) if len(given) == 1 or at or len(given) == len(collective.ranks) else None
+        if values is None or not all(isinstance(each, torch.Tensor) for each in made):
+            return
+        with _disable_current_modes():
+            got = values if not collective.adds else choices.received(collective.kind, values.reshape(values.shape or (1,)), len(collective.ranks), collective.place, collective.sizes)
+            for each in made:
+                part = values if len(made) > 1 else got  # a list of what every rank has
+                if part is not None and part.numel() == each.numel():
+                    self.give_chosen(each, part.reshape(each.shape), self._is_of_batch(given[at]))
+
+    def give_chosen(self, tensor, values, of_batch: bool = False) -> None:
+        self.give(tensor, values, of_batch)
+        self._choices[storage_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
+
+    def is_chosen(self, tensor) -> bool:
+        weak = self._choices.get(storage_key(tensor))
+        return weak is not None and not weak.expired()
 
     def _forget(self, func, args, kwargs) -> None:
         for argument, value in [*zip(func._schema.arguments, args), *((a, kwargs.get(a.name)) for a in func._schema.arguments)]:

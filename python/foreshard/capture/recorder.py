@@ -19,6 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
+from .. import _choices as choices
+from . import collectives
 from .answers import HOST_READS, TO_HOST, answer, unpinned
 from .autocast import Casts
 from .errors import CaptureError
@@ -76,7 +78,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @dataclass
 class Place:
-    """Of an operator that ran inside an opaque one: the row that its result has, once that is written."""
+    """Of an operator, inside an opaque one too: the row that its result has, once that is written."""
 
     name: str
     row: int | None = None
@@ -103,6 +105,7 @@ class Opaque:
     saved: list[tuple[int, tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
     row: dict[str, Any] = field(default_factory=dict)
     places: list[int | None] = field(default_factory=list)  # of `saved` in the row; None: not told
+    meets: list[list] = field(default_factory=list)  # collectives inside, as the model has them
     unpacked: dict[int, int] = field(default_factory=dict)  # backward: storages made for `saved`, by place there
 
     def measure(self, outputs: Any, name: str) -> Place:
@@ -160,10 +163,12 @@ class Recorder(TorchDispatchMode):
         self.opaque: Opaque | None = None
         self.engine = False  # autograd's engine runs what comes, in the midst of forward
         self.casts = Casts()
-        self.on_operator: list[Any] = []  # called with (func, args, kwargs, row) for every operator, inside of opaque ones with a Place
+        self.on_operator: list[Any] = []  # called with (func, args, kwargs, Place) for every operator
         self._paused = 0
         self.trainable: dict[str, bool] = {}  # of parameters, by reference
         self._detached: dict[tuple[Any, ...], str] = {}
+        self.mesh = collectives.Mesh()
+        self.differentiates = False  # a collective that has a backward runs
         self.done = False  # backward has run: what follows is no part of the model
 
     # ------------------------------------------------------------------------------------------------ state
@@ -196,8 +201,13 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         func, args, kwargs = unpinned(func, args, kwargs or {})
         name = str(func)
-        if self._paused or name in _NO_WORK:
+        if name == collectives.WAIT and isinstance(args[0], FakeTensor):
+            return args[0]  # where the device is left out, another tensor would come back
+        if self._paused or name in _NO_WORK or name == collectives.WAIT:
             return func(*args, **kwargs)
+        if self.differentiates and not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return self.__torch_dispatch__(func, types, args, kwargs)
         if self._of_host(func, args, kwargs):
             with _disable_current_modes():
                 return func(*args, **kwargs)
@@ -207,6 +217,8 @@ class Recorder(TorchDispatchMode):
             out = self._run(func, name, args, kwargs)
             place = self.opaque.measure(out, name)
             self.opaque.flops += _product_flops(func, args, out)
+            if (collective := collectives.met(func, args, out)) is not None:
+                self.opaque.meets.append(collective.row(self.mesh.dimension(collective)))
             if self.opaque.forward:
                 for visit in self.on_operator:
                     visit(func, args, kwargs, place)
@@ -222,8 +234,9 @@ class Recorder(TorchDispatchMode):
             if id(tensor) not in refs:
                 refs[id(tensor)] = self.reference(tensor)
         arguments, named = self._arguments(func, args, kwargs, refs)
+        place = Place(name)  # what only the host gets has no row
         for visit in self.on_operator:
-            visit(func, args, kwargs, len(self.ops))
+            visit(func, args, kwargs, place)
         before = {id(t): geometry(t) for t in tensors} if func._schema.is_mutable else {}
         out = self._run(func, name, args, kwargs)
         results = tree_flatten(out)[0]
@@ -242,11 +255,27 @@ class Recorder(TorchDispatchMode):
             row["args"] = [refs[id(t)] for t in tensors if t.device.type != "cpu"]
             row.pop("kwargs", None)
             row["opaque"] = self._unknown(func, tensors, results, refs)
+            if (collective := collectives.met(func, args, out)) is not None:
+                self._meet(row, collective, tensors, on_device, refs)
         turned = [r for r in on_device if before.get(id(r), geometry(r)) != geometry(r)]
         if turned:  # transpose_ and its like give their tensor another shape: a view of what it was
             row["op"] = _VIEW_OF.get(row["op"], row["op"])
+        place.row = len(self.ops)
         self._finish(row, func, tensors, results, refs, {id(t) for t in turned})
         return out
+
+    def _meet(self, row, collective, tensors, results, refs) -> None:
+        """A collective by itself. PyTorch's all-to-all with a backward is an operator that rules know."""
+        dimension = self.mesh.dimension(collective)
+        if row["op"] == "opaque._c10d_functional.all_to_all_single":
+            row.pop("opaque")
+            row["op"] = "mesh.all_to_all"
+            row["args"] = [refs[id(tensors[0])], dimension, *([results[0].shape[0]] if collective.sizes else [])]
+            return
+        row["kwargs"] = {"meets": [collective.row(dimension)]}
+        if collective.made is None and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            row["kwargs"]["meets_backward"] = [collective.row_of_backward(dimension)]
+            row["opaque"]["backward"] = [{"shape": list(t.shape), "dtype": dtype_name(t.dtype)} for t in tensors]
 
     def _of_host(self, func, args, kwargs) -> bool:
         """Whether the host really computes this, as a script's own lengths and indices: its tensors have values."""
@@ -317,7 +346,13 @@ class Recorder(TorchDispatchMode):
             self.known.guessed = False
         elif self.known.hangs_on_batch:
             self.known.used[self.place()] = None
-        self.known.follow(func, args, kwargs, out, computed)
+        on_choices = computed is not None and self.known.hangs_on_choices
+        self.notes += [choices.NOTE] * (answered and on_choices)
+        self.known.follow(func, args, kwargs, out, computed, on_choices)
+        if computed is None:
+            self.known.choose(func, args, kwargs, out)
+            if (collective := collectives.met(func, args, out)) is not None:
+                self.known.exchange(collective, out)
         return out
 
     def _run_on_device(self, func, name, args, kwargs):
@@ -619,6 +654,8 @@ class Recorder(TorchDispatchMode):
             "workspace_bytes": 0 if all_told else max(0, frame.peak - kept),
             "backward": [],
         }
+        if frame.meets:
+            row["kwargs"] = row.get("kwargs", {}) | {"meets": frame.meets}
         frame.row = row
 
     def _write_temporaries(self, frame: Opaque, row, results, carried) -> tuple[int, bool]:

@@ -14,13 +14,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map
 
-from . import answers, autocast, flex, inner, missing, packed, pitfalls
+from . import answers, autocast, collectives, flex, inner, missing, packed, pitfalls
 from .attention import CudaComposites
 from .checkpoints import Regions
 from .document import CapturedModel, make_document
 from .errors import CaptureError
 from .fakes import OWN, Fakes, check_module
 from .functions import Functions
+from .known import runs
 from .modules import ModuleStack
 from .recorder import Recorder, dtype_name
 from .structure import Structure
@@ -118,7 +119,7 @@ class Session:
             self._name_state()
             batch = fakes.batch(task.batch)
             self._name_inputs(batch, task.names)
-            for context in (inner.allowed(), flex.fused(self.notes), packed.planned(self.notes, self.recorder.known),
+            for context in (runs(self.recorder.known), collectives.watched(self.recorder), inner.allowed(), flex.fused(self.notes), packed.planned(self.notes, self.recorder.known),
                             answers.asked_by_libraries(self.recorder.known), regions.watch(), functions.watch(),
                             pitfalls.functional_calls(self.notes), self.stack.watch(), self._watch_backward(),
                             self._watch_optimizer(), autocast.of_a_gpu(), self.recorder.casts.watch(lambda: len(self.recorder.ops) - 1), _of_an_h100(), _quiet_rnn(),

@@ -5,7 +5,7 @@
 - Ranks compare their parameters' shapes by values that nobody computes: they are the same.
 - Tensors of the device that are compared as a whole are alike: all of them read as zeros, but for whole numbers that the host gave them (reads/values.py).
 - A generator of the host keeps its state where it is given one that came by way of the device.
-- Tokens that go to experts by counts of the device go in even shares.
+- What is chosen by scores of the device is spread evenly (reads/values.py); rows that go to other ranks by other counts of the device go in even shares.
 - Distributions do not look at their parameters' values.
 - Kernels of Triton do nothing and take no time: what they write to was allocated by who calls them.
 - Random and constant fills of large tensors on the host write nothing: an 8B model that is made there costs address space.
@@ -20,7 +20,7 @@ import os
 
 from .hooks import after_import
 from .notes import note
-from .reads import flags, masks, values
+from .reads import collectives, flags, masks, values
 
 LARGE = 1 << 20  # bytes
 OLDEST = (2, 6)
@@ -38,10 +38,11 @@ def begin() -> None:
     }.items():
         os.environ.setdefault(name, value)
     after_import("torch", _torch)
-    after_import("torch.distributed", values.watch_collectives)
+    after_import("torch.distributed", collectives.begin)
     after_import("torch.distributed.utils", _utils)
     after_import("torch.nn.parallel.distributed", _buckets)
     after_import("torch.distributions.distribution", lambda python_module: python_module.Distribution.set_default_validate_args(False))
+    after_import("torch.distributed._functional_collectives", collectives.begin_functional)
     after_import("torch.distributed._functional_collectives", _exchanges)
     after_import("triton.runtime.jit", _triton_kernels)
     after_import("triton.runtime.autotuner", _triton_tuners)

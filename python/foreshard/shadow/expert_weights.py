@@ -23,6 +23,16 @@ def are_experts(parameter) -> bool:
     return dtensor and len(parameter.sharded_param.shape) > 2 and any(each.is_shard(0) for each in parameter._tp_spec.placements)
 
 
+def has_experts(module) -> bool:
+    """Whether a module has such weights of its own, as they lie in FSDP2's hands or beside them."""
+    own = getattr(module, "_parameters", None)
+    return type(own) is dict and any(_is_stacked(each) for each in own.values())
+
+
+def _is_stacked(parameter) -> bool:
+    return hasattr(parameter, "device_mesh") and parameter.dim() > 2 and any(each.is_shard(0) for each in parameter.placements)
+
+
 def placed(twin, specs: dict[str, object]) -> None:
     """What attributes of the copy are to its forward; capture goes on seeing its parameters."""
     for name, spec in specs.items():

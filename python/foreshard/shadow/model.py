@@ -11,7 +11,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, beside, expert_weights, float8, folder, names, script_step, sequence, tensor_plan, told_sizes, units
+from . import PLAN, beside, expert_weights, float8, folder, names, own_parts, script_step, sequence, tensor_plan, told_sizes, units
 from .names import class_of
 from .notes import note
 from .reads import values
@@ -35,7 +35,7 @@ def write(root, found: dict, call: dict) -> dict | None:
     module = unsharded(root, call)
     try:
         try:
-            with told_sizes.whole(tensor_plan.ranks(root)):
+            with told_sizes.whole(1 if own_parts.exchanges() else tensor_plan.ranks(root)):
                 captured = _captured(module, found, call)
         except Exception:  # its code may want tables of this rank's length
             if call.get("sequence") is None:
@@ -44,6 +44,7 @@ def write(root, found: dict, call: dict) -> dict | None:
             captured = _captured(module, found, call)
         if "float8" in found:
             float8.mark(captured.document, found["float8"]["params"])
+        own_parts.mark(root, captured.document, found)
         captured.save(str(folder() / "model.json"))
         for text in captured.notes:
             note(text)
@@ -174,11 +175,11 @@ class _Copier:
         self._whole = whole
         self._modules: dict[int, object] = {}
         self._tensors: dict[int, object] = {}
-        self._shapes = flat_shapes(root) | _sharded_shapes(root)
+        self._shapes = flat_shapes(root) | _sharded_shapes(root, own_parts.exchanges())
         self._forwards, self._modes = call["forwards"], call["modes"]
         self._known = {id(module) for module in root.modules()}
         self._carried = {id(each) for each in beside.carried(root)}
-        self._ranks, self._experts = tensor_plan.ranks(root), expert_weights.specs(root)
+        self._ranks, self._experts = 1 if own_parts.exchanges() else tensor_plan.ranks(root), expert_weights.specs(root)
         self._found: list = []  # copies of carried tensors that the module has which is being copied
 
     def module(self, module):
@@ -225,9 +226,13 @@ class _Copier:
         self._mark_reentrant(module, twin)
         for name in self._shapes.get(id(module), {}):
             twin.__dict__.pop(name, None)  # FSDP1 puts views in the parameters' places
-        expert_weights.placed(twin, self._experts.get(id(module), {}))
-        if id(module) in self._forwards:
+        own = module.__dict__.get("forward")
+        if own_parts.exchanges() and isinstance(own, types.FunctionType) and tensor_plan.is_of_mesh(own):
+            twin.__dict__["forward"] = self._rebound(own, 2)  # a style's, which exchanges by objects of its own
+        elif id(module) in self._forwards:
             self._replace_forward(twin, self._rebound(self._forwards[id(module)]))
+        if "forward" not in twin.__dict__ or not own_parts.exchanges():
+            expert_weights.placed(twin, self._experts.get(id(module), {}))
         if any(base.__name__ == "LightningModule" for base in type(module).__mro__):  # its trainer's records know no copies
             twin.__dict__["log"] = twin.__dict__["log_dict"] = lambda *args, **kwargs: None
         return twin
@@ -265,9 +270,10 @@ class _Copier:
 
         twin.__dict__["forward"] = forward
 
-    def _rebound(self, function):
-        """The same function over the copies of what it has closed over."""
-        cells = tuple(types.CellType(self._counterpart(cell.cell_contents)) for cell in function.__closure__ or ())
+    def _rebound(self, function, deep: int = 0):
+        """The same function over the copies of what it has closed over; `deep`: objects in objects that are copied too."""
+        copied = functools.partial(self._plain, deep=deep) if deep else self._counterpart
+        cells = tuple(types.CellType(copied(cell.cell_contents)) for cell in function.__closure__ or ())
         again = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, cells)
         again.__kwdefaults__ = function.__kwdefaults__
         return again
@@ -281,9 +287,9 @@ class _Copier:
             return types.MethodType(value.__func__, self.module(value.__self__))
         return value
 
-    def _plain(self, value, inside=False):
-        """What is no module of the tree itself: with copies in the places of modules and tensors that it holds. `inside` an object,
-        other objects are left: a trainer holds all of a program."""
+    def _plain(self, value, deep=1):
+        """What is no module of the tree itself: with copies in the places of modules and tensors that it holds. `deep` in objects
+        others are left: a trainer holds all of a program."""
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -293,24 +299,24 @@ class _Copier:
             return again
         if isinstance(value, (torch.nn.Module, types.MethodType)):
             return self._counterpart(value)
-        if not self._holds(value, inside):
+        if not self._holds(value, deep):
             return value
         if isinstance(value, dict):
             again = copy.copy(value)  # a defaultdict too
-            again.update({k: self._plain(v, inside) for k, v in value.items()})
+            again.update({k: self._plain(v, deep) for k, v in value.items()})
             return again
         if isinstance(value, (list, tuple)):
-            return type(value)(self._plain(each, inside) for each in value)
+            return type(value)(self._plain(each, deep) for each in value)
         if isinstance(value, functools.partial):
-            return functools.partial(self._plain(value.func, inside), *self._plain(value.args, inside), **value.keywords)
+            return functools.partial(self._plain(value.func, deep), *self._plain(value.args, deep), **value.keywords)
         try:
             again = copy.copy(value)
-            again.__dict__.update({k: self._plain(v, True) for k, v in vars(value).items()})
+            again.__dict__.update({k: self._plain(v, deep - 1) for k, v in vars(value).items()})
         except TypeError:  # it has no copies
             return value
         return again
 
-    def _holds(self, value, inside) -> bool:
+    def _holds(self, value, deep) -> bool:
         """Whether something of the tree, or a tensor, is in it: only that is copied."""
         import torch
 
@@ -321,14 +327,14 @@ class _Copier:
         if isinstance(value, types.MethodType):
             return id(value.__self__) in self._known
         if isinstance(value, dict):
-            return any(self._holds(each, inside) for each in list(value.values())[:_FEW])
+            return any(self._holds(each, deep) for each in list(value.values())[:_FEW])
         if type(value) in (list, tuple):
-            return any(self._holds(each, inside) for each in value[:_FEW])
+            return any(self._holds(each, deep) for each in value[:_FEW])
         if isinstance(value, functools.partial):
-            return self._holds(value.func, inside) or self._holds(value.args, inside)
-        if inside or isinstance(value, (type, types.FunctionType, types.ModuleType)):
+            return self._holds(value.func, deep) or self._holds(value.args, deep)
+        if not deep or isinstance(value, (type, types.FunctionType, types.ModuleType)) or type(value).__name__ == "DeviceMesh":
             return False
-        return type(getattr(value, "__dict__", None)) is dict and any(self._holds(each, True) for each in vars(value).values())
+        return type(getattr(value, "__dict__", None)) is dict and any(self._holds(each, deep - 1) for each in vars(value).values())
 
     def _tensor(self, tensor):
         import torch
@@ -363,12 +369,13 @@ class _Copier:
         return self._tensors[key]
 
 
-def _sharded_shapes(root) -> dict[int, dict[str, tuple]]:
-    """FSDP2, as flat_shapes: a root that stays gathered has parameters in the dtype that it computes in."""
+def _sharded_shapes(root, parts: bool) -> dict[int, dict[str, tuple]]:
+    """FSDP2, as flat_shapes: a root that stays gathered has parameters in the dtype that it computes in. `parts`: this rank's of DTensors."""
     shapes: dict[int, dict[str, tuple]] = {}
     for parameter in names.fsdp2_parameters(root):
         info, sharded = parameter._module_info, parameter.sharded_param
-        row = (f"{id(parameter)}", tuple(sharded.shape), sharded.dtype, sharded.requires_grad)
+        shape = parameter._orig_size if parts else sharded.shape
+        row = (f"{id(parameter)}", tuple(shape), sharded.dtype, sharded.requires_grad)
         shapes.setdefault(id(info.module), {})[info.param_name] = row
         for module, name in zip(info.shared_modules, info.shared_param_names):
             shapes.setdefault(id(module), {})[name] = row

@@ -8,7 +8,7 @@ import os
 import traceback
 import weakref
 
-from . import beside, float8, loss, model, names, report, script_step, sequence, steps, tensor_plan, units
+from . import beside, float8, loss, model, names, own_parts, report, script_step, sequence, steps, tensor_plan, units
 from .hooks import after_import
 from .notes import note
 from .reads import values
@@ -413,7 +413,7 @@ def optimizer_steps(optimizer) -> None:
         "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None, "alone": root is not None and not _roots,
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
-        "frozen": _frozen(root), "tied": units.tied(root), "autocast": _first_call.get("autocast", ""),
+        "frozen": _frozen(root), "ignored": units.ignored(root) if runtime == "fsdp2" else [], "tied": units.tied(root), "autocast": _first_call.get("autocast", ""),
         "batch": _batch(torch), "init": _init,
     }  # fmt: skip
 
@@ -514,7 +514,12 @@ def finish() -> None:
     _found["checkpointed"] = {name: row | {"calls": row["calls"] // (done * len(passes))} for name, row in _checkpointed.items()}
     _found["loss"] = loss.found()
     _found["keeps_outputs"] = loss.kept()
-    if (cut := tensor_plan.found(_root())) is not None:
+    own_parts.tell_flat(_found["units"])
+    if not own_parts.stand_alone(_root()):
+        note("experts' rows that the script's own code sends to other ranks, beside layers that are cut over tensor ranks: not planned")
+        _found["model"] = None
+        return
+    if not own_parts.exchanges() and (cut := tensor_plan.found(_root())) is not None:
         _found["tensor"] = tensor_plan.gathered_by_the_loss(cut) if script_step.gathers_outputs() else cut
         if _found["alone"]:
             _found["tensor"]["ranks"] = tensor_plan.ranks(_root())
@@ -522,7 +527,7 @@ def finish() -> None:
         _found["float8"] = narrow
     if _first_call.get("sequence"):
         _found["sequence"] = _first_call["sequence"]
-    if (reason := tensor_plan.why_not(_root())) is not None:
+    if not own_parts.exchanges() and (reason := tensor_plan.why_not(_root())) is not None:
         note(reason)
         _found["model"] = None
         return

@@ -165,7 +165,7 @@ def _is_summed_by_a_hook(parameter) -> bool:
 
 def _has_summing_hook(parameter) -> bool:
     hooks = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-    return not hasattr(parameter, "device_mesh") and any(_is_of_mesh(hook) for hook in hooks.values())
+    return not hasattr(parameter, "device_mesh") and any(is_of_mesh(hook) for hook in hooks.values())
 
 
 def _word(module, parts) -> str | None:
@@ -221,7 +221,7 @@ def _placements(hooks) -> list:
 
 def inner_forward(module, forward):
     """What a style that stands in a module's forward has put itself around (Transformers' do); the forward itself where none stands there."""
-    while isinstance(forward, types.FunctionType) and _is_of_mesh(forward):
+    while isinstance(forward, types.FunctionType) and is_of_mesh(forward):
         within = [value for value in _closed_over({0: forward}) if isinstance(value, types.FunctionType) or getattr(value, "__self__", None) is module]
         if not within:
             break
@@ -229,7 +229,7 @@ def inner_forward(module, forward):
     return forward
 
 
-def _is_of_mesh(function) -> bool:
+def is_of_mesh(function) -> bool:
     from torch.distributed.device_mesh import DeviceMesh
 
     return any(isinstance(value, DeviceMesh) for value in _closed_over({0: function}))
@@ -238,7 +238,7 @@ def _is_of_mesh(function) -> bool:
 def _style(module):
     """The style that stands in a module's forward."""
     forward = module.__dict__.get("forward")
-    if not isinstance(forward, types.FunctionType) or not _is_of_mesh(forward):
+    if not isinstance(forward, types.FunctionType) or not is_of_mesh(forward):
         return None
     return next((value for value in _closed_over({0: forward}) if hasattr(value, "output_layouts")), None)
 

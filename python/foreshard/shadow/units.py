@@ -65,6 +65,11 @@ def _states2(root) -> list:
     return list({id(state): state for state in map(_get_module_fsdp_state, modules) if state is not None}.values())
 
 
+def fsdp2_groups(root) -> list:
+    """FSDP2's groups of parameters, in the order of `found`; None: a unit without any."""
+    return [state._fsdp_param_group for state in _states2(root)]
+
+
 def _sharded_twice(root) -> dict[int, object]:
     """Modules that are sharded, and so is the checkpoint wrapper around them (accelerate), by id: the wrapper has no parameters, and casts what comes in."""
     from torch.distributed.fsdp._fully_shard._fsdp_state import _get_module_fsdp_state as state_of
@@ -154,6 +159,25 @@ def tied(root) -> dict[str, str]:
         if first != name:
             pairs[name] = first
     return pairs | _tied_behind_a_plan(root)
+
+
+def ignored(root) -> list[str]:
+    """Parameters in a module that FSDP2 shards, which it was told to leave alone."""
+    if root is None or not names.has_fsdp2():
+        return []
+    managed = {id(module) for state in _states2(root) for module in state._modules}
+    known = {(id(owner), name) for each in names.fsdp2_parameters(root) for owner, name in _places(each._module_info)}
+    found = {}
+    for path, module in root.named_modules():
+        inside = any(id(root.get_submodule(path[:at])) in managed for at in (0, *(i for i, each in enumerate(path) if each == "."), len(path)))
+        for name, each in module._parameters.items() if inside else ():
+            if each is not None and (id(module), name) not in known:
+                found.setdefault(id(each), names.clean(f"{path}.{name}".removeprefix(".")))
+    return list(found.values())
+
+
+def _places(info):
+    return ((info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names))
 
 
 def _tied_behind_a_plan(root) -> dict[str, str]:

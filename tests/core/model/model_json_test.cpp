@@ -96,6 +96,46 @@ TEST(ModelJson, FactsAreRead) {
   EXPECT_EQ(opaque.backward[2].of, 1);
 }
 
+/// What one rank of several has run: its groups, its parts, and the collectives of the script's own code.
+constexpr const char* kRank =
+    R"({"schema": "foreshard.model/2", "name": "rank", "lifetimes": "recorded",
+ "mesh": [{"name": "expert", "ranks": [2, 3], "place": 1}, {"name": "world", "ranks": [0, 1, 2, 3], "place": 3}],
+ "inputs": [{"name": "x", "shape": [2, 4], "dtype": "float32"}],
+ "modules": [{"fqn": "", "class": "Net"}],
+ "params": [{"fqn": "up", "shape": [4, 4], "dtype": "float32", "part": {"mesh": 0, "dim": 0, "whole": 8, "begin": 4}},
+            {"fqn": "down", "shape": [4, 4], "dtype": "float32", "part": {"mesh": 0}}],
+ "ops": [{"op": "mesh.all_to_all", "module": "", "args": ["%x", 0, 2], "out": [{"name": "h", "shape": [2, 4], "dtype": "float32"}]},
+         {"op": "opaque.Sum", "module": "", "args": ["%h"], "kwargs": {"meets": [["all_reduce", 1, 32]], "meets_backward": [["all_to_all", 0, 32, true]]},
+          "out": [{"name": "y", "shape": [2, 4], "dtype": "float32"}], "opaque": {"saved": [], "backward": [{"shape": [2, 4], "dtype": "float32"}]}}],
+ "outputs": ["y"]})";
+
+TEST(ModelJson, TheProgramOfOneRankNamesItsGroups) {
+  const auto model = parse_model_json(kRank, "model.json");
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(model->mesh[0], (MeshDimension{"expert", {2, 3}, 1}));
+  EXPECT_EQ(model->params[0].part, (MeshPart{0, 0, 8, 4}));
+  EXPECT_EQ(model->params[1].part, MeshPart{0});
+  const std::string written = write_model_json(*model);
+  const auto again = parse_model_json(written, "model.json");
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(*again, *model);
+  const auto broken = [](const char* pointer, Json value) {
+    Json json = Json::parse(kRank);
+    json[Json::json_pointer(pointer)] = std::move(value);
+    return error_of(json).place;
+  };
+  EXPECT_EQ(broken("/mesh/0/ranks", {1}), "mesh[0].ranks");
+  EXPECT_EQ(broken("/mesh/0/ranks/0", -1), "mesh[0].ranks");
+  EXPECT_EQ(broken("/mesh/0/place", 2), "mesh[0].place");
+  EXPECT_EQ(broken("/params/0/part/mesh", 2), "params[0].part.mesh");
+  EXPECT_EQ(broken("/params/0/part", Json::object()), "params[0].part.mesh");
+  EXPECT_EQ(broken("/ops/0/op", "mesh.all_gather"), "ops[0].op");
+  EXPECT_EQ(broken("/ops/0/args/1", 2), "ops[0].kwargs");
+  EXPECT_EQ(broken("/ops/1/kwargs/meets/0/1", -1), "ops[1].kwargs");
+  EXPECT_EQ(broken("/ops/1/kwargs/meets/0", "all_reduce"), "ops[1].kwargs");
+  EXPECT_EQ(broken("/ops/1/kwargs/meets_backward/0/2", 1.5), "ops[1].kwargs");
+}
+
 TEST(ModelJson, AValueTakesThePlaceOfABuffer) {
   Json json = Json::parse(kFacts);
   json["buffers"] = Json::array({{{"fqn", "a.mean"}, {"shape", {4}}, {"dtype", "float32"}},

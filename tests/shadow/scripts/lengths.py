@@ -79,7 +79,7 @@ lengths = torch.tensor(LENGTHS)
 
 
 def repeated():
-    """Each form of it, by counts of the device; what ranks have exchanged is nobody's to know."""
+    """Each form of it, by counts of the device; what ranks have exchanged is what this one has sent to itself."""
     rows, two, each = torch.zeros(3, 4, device="cuda"), torch.tensor(2).cuda(), torch.tensor([1, 2, 4]).cuda()
     told = [torch.repeat_interleave(rows, repeats=two).shape, torch.repeat_interleave(rows, two, dim=1).shape,
             torch.repeat_interleave(input=rows, repeats=each, dim=0).shape, torch.repeat_interleave(each).shape]  # fmt: skip
@@ -89,7 +89,7 @@ def repeated():
     kept = each.tolist()
     given = torch.full((8,), 5, device="cuda")
     dist.all_to_all_single(given, torch.arange(8, device="cuda"))
-    if kept != [1, 2, 4] or given.tolist() != [0] * 8:
+    if kept != [1, 2, 4] or given.tolist() != [0, 1] * 4:
         raise ValueError(f"{kept} and {given.tolist()} are read")
 
 

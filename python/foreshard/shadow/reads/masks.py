@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from ..notes import note
+from . import values
 
 NOTE = "a mask of the device (x[mask], nonzero, where, masked_select) chooses every row: the most that it can"
 FUNCTIONS = ("where", "nonzero", "argwhere", "masked_select", "tensor", "as_tensor")  # of torch that are others' here
@@ -25,10 +26,12 @@ def _indices(torch) -> None:
     def get(tensor, key):
         keys = key if type(key) is tuple else (key,)
         if any(isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked for k in keys):
-            note(NOTE)
             chosen: list = []
             for k in keys:
-                if isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked:
+                if (mask := values.chosen(k)) is not None and mask.dtype in masked:
+                    chosen += _columns(torch, mask, k.device)
+                elif isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked:
+                    note(NOTE)
                     chosen += [torch.zeros(k.numel(), dtype=torch.int64, device=k.device) for _ in range(k.dim())]
                 else:
                     chosen.append(k)
@@ -47,6 +50,9 @@ def _places(torch) -> None:
     count = torch.nonzero
 
     def rows(tensor):
+        if (mask := values.chosen(tensor)) is not None:
+            _waits(torch, count, tensor)
+            return _known(torch, _places_in(torch, mask), tensor.device)
         note(NOTE)
         _waits(torch, count, tensor)
         return torch.zeros(tensor.dim(), tensor.numel(), dtype=torch.int64, device=tensor.device).t()  # as CUDA's lie
@@ -92,8 +98,11 @@ def _selections(torch) -> None:
         def select(input, mask, **more):
             if more or not _is_of_device(torch, input) or not _is_of_device(torch, mask):
                 return inner(input, mask, **more)
-            note(NOTE)
             shape = torch.broadcast_shapes(input.shape, mask.shape)
+            if (known := values.chosen(mask)) is not None:
+                _waits(torch, inner, input, mask)
+                return input.expand(shape)[_columns(torch, known.expand(shape), mask.device)]
+            note(NOTE)
             _waits(torch, inner, input, mask)
             places = torch.zeros(len(shape), shape.numel(), dtype=torch.int64, device=mask.device)
             chosen = torch.masked_fill(input, mask, 0).reshape(-1)
@@ -104,6 +113,22 @@ def _selections(torch) -> None:
 
     for place in (torch, torch.Tensor):
         place.masked_select = selected(place.masked_select)
+
+
+def _places_in(torch, mask):
+    """Where a mask whose values are known has chosen, on the host."""
+    with values.aside():
+        return torch._C._VariableFunctions.nonzero(mask)
+
+
+def _known(torch, places, device):
+    made = torch.zeros(places.shape[::-1], dtype=torch.int64, device=device).t()  # as CUDA's lie
+    values.give_chosen(made, places)
+    return made
+
+
+def _columns(torch, mask, device) -> tuple:
+    return _known(torch, _places_in(torch, mask), device).unbind(1)
 
 
 def _waits(torch, count, *given) -> None:
@@ -133,7 +158,7 @@ def _of_numbers(torch, inner):
         seen: list = []
         plain = number(data, seen) if isinstance(data, (list, tuple)) else data
         if not seen:
-            return inner(data, *args, **kwargs)
+            return values.of_numbers(inner(data, *args, **kwargs), lambda dtype: inner(data, dtype=dtype))
         if kwargs.get("dtype") is None and not args:
             kwargs["dtype"] = functools.reduce(torch.promote_types, (each.dtype for each in seen))
         return inner(plain, *args, **kwargs)

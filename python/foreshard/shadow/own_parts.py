@@ -1,0 +1,117 @@
+"""Parameters of which each rank has its own (experts): what FSDP2 shards over fewer ranks than the rest, in a model whose program meets the ranks between.
+
+Such a program is captured as it runs on one rank, with the sizes of its parts and the script's own collectives.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import expert_weights, names, tensor_plan, units, world
+from .notes import note
+
+_own = False
+_is_decided = False  # what the copy of the model calls is no news
+_tries = 0
+_MOST_TRIES = 500  # collectives that are looked at
+_LAYERS = {"colwise", "rowwise", "head", "head_gathered", "packed_colwise"}  # words of mesh.plan that cut layers
+_NEAR = 4  # frames between a module's forward and what it calls
+
+
+def exchanged() -> None:
+    """An all-to-all is called. Hooks of distribute_module() are no part of the copy of the model that is captured: the plan's own exchange
+    stands for them (core/mesh). Whatever else calls one is."""
+    global _own
+    if _is_decided:
+        return
+    frame = None if _own else sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.endswith("/torch/distributed/tensor/_api.py"):
+        frame = frame.f_back
+    _own = _own or frame is None
+
+
+def met() -> None:
+    """Another collective is called: it is of the same kind where a module of experts calls it, which brings all ranks' rows to each."""
+    global _own, _tries
+    _tries += 1
+    frame = None if _own or _is_decided or _tries > _MOST_TRIES else sys._getframe(2)
+    for _ in range(_NEAR):
+        if frame is None or "/torch/" in frame.f_code.co_filename and "/torch/distributed/nn/" not in frame.f_code.co_filename:
+            return
+        if "self" in frame.f_code.co_varnames and expert_weights.has_experts(names.variables(frame).get("self")):
+            _own = True
+        frame = frame.f_back
+
+
+def exchanges() -> bool:
+    """Whether the model's own code sends rows to other ranks: it is captured as it runs on this one, with this one's parts."""
+    return _own
+
+
+def mark(root, document: dict, found: dict) -> None:
+    """Names the dimension of the model's mesh on which they lie, and what lies on it: all that FSDP2 shards over the ranks beside."""
+    if not document.get("mesh"):
+        return
+    if not _own and tensor_plan.found(root) is not None:
+        _forget_groups(document)
+        return
+    degrees = _degrees(root)
+    degree = next(iter(set(degrees.values()) - {1}), 1)
+    at = next((i for i, row in enumerate(document["mesh"]) if len(row["ranks"]) == degree), None)
+    if at is None or several_meshes(root):
+        return
+    document["mesh"][at]["name"] = "expert"
+    for row in document["params"]:
+        if degrees.get(row["fqn"]) == degree:
+            row["part"] = {"mesh": at}
+    for unit, group in zip(found["units"], units.fsdp2_groups(root)):
+        unit["tensor_parallel"], unit["expert_parallel"] = 1, 1 if group is None else _degree(group)
+
+
+def _forget_groups(document: dict) -> None:
+    """A whole model, which mesh.plan cuts: groups of its program are the plan's alone."""
+    del document["mesh"]
+    for op in document["ops"]:
+        for key in ("meets", "meets_backward"):
+            op.get("kwargs", {}).pop(key, None)
+        if op["op"] == "mesh.all_to_all":
+            made = {"shape": op["out"][0]["shape"], "dtype": op["out"][0]["dtype"]}
+            op |= {"op": "opaque._c10d_functional.all_to_all_single", "args": op["args"][:1], "opaque": {"saved": [], "backward": [made]}}
+
+
+def tell_flat(rows: list[dict]) -> None:
+    """FSDP1 over several groups: no job has that."""
+    if rows and rows[0]["runtime"] == "fsdp1" and len({row["shard_group"] for row in rows}) > 1:
+        few = [row["modules"][0] for row in rows if row["shard_group"] < max(each["shard_group"] for each in rows)]
+        note(f"FSDP1 shards {few[0]}{' and others' if len(few) > 1 else ''} over fewer ranks than the rest: planned over as many as the rest, which is less memory")
+
+
+def stand_alone(root) -> bool:
+    """Whether nothing but such parts lies over ranks. Beside layers that styles cut, rows of no experts (a sequence's) are left to the plan as before."""
+    global _own, _is_decided
+    _is_decided = True
+    if not _own:
+        return True
+    cut = tensor_plan.found(root)
+    words = set() if cut is None else set(cut["plan"].values())
+    if not words & _LAYERS:
+        return not several_meshes(root)
+    if several_meshes(root) or any("expert" in word for word in words):
+        return False
+    _own = False
+    return True
+
+
+def several_meshes(root) -> bool:
+    """Whether some parameters lie over other numbers of ranks than others: layers cut over tensor ranks beside experts."""
+    return len(set(_degrees(root).values()) - {1}) > 1
+
+
+def _degrees(root) -> dict[str, int]:
+    """Of how many ranks FSDP2 sees one where it shards a parameter, by its name."""
+    owners = {id(each): group for group in units.fsdp2_groups(root) if group is not None for each in group.fsdp_params}
+    return {name: _degree(owners[id(each)]) for name, each in names.named(root, names.fsdp2_parameters(root)) if id(each) in owners}
+
+
+def _degree(group) -> int:
+    return world.world_size() // group.mesh_info.mesh.size()
