@@ -358,6 +358,10 @@ std::vector<Bytes> composed_workspace(Emitter& emit, const Call& call) {
     if (op.name.starts_with("aten.sort.") || op.name.starts_with("aten.argsort."))
       return sort_workspace(op, emit.layout(args[0]));
     if (op.name.starts_with("aten.index_put") && bool_arg(op, 3, "accumulate", false)) return put_workspace(emit, args);
+    if (const bool mean = op.name == "aten.mse_loss.default" || op.name == "aten.smooth_l1_loss.default";
+        mean && args.size() > 1 && results[0].sizes.n == 0)  // the elements, which are read where the mean is written
+      return {broadcast_sizes(emit.layout(args[0]).sizes, emit.layout(args[1]).sizes).product() *
+              itemsize(results[0].dtype)};
     if (op.name.starts_with("aten.masked_scatter")) return masked_scatter_workspace(results[0]);
   }
   if (op.name == "aten.median.default" && !args.empty()) {
