@@ -189,6 +189,8 @@ class InnerGradients(unittest.TestCase):
         with self.assertRaisesRegex(fs.Error, "torch.autograd.grad in the midst of forward"):
             planned("fsdp2", "module_class")
         planned("fsdp1", "module_class")
+        with self.assertRaisesRegex(fs.Error, "gradients are taken in the midst of forward"):
+            fs.simulate(Penalised(), {"fsdp.runtime": "fsdp1", "cluster.world_size": 2, "checkpointing.offload_activations": True})
         planned("fsdp2", "none")
 
 

@@ -29,8 +29,12 @@ std::vector<ParamId> owners(const Model& model) {
 
 }  // namespace
 
+bool runs_inner_gradients(const Model& model) {
+  return std::any_of(model.ops.begin(), model.ops.end(), is_run_by_engine);
+}
+
 std::vector<std::vector<ParamId>> params_of_inner_gradients(const Model& model, const ModuleGraph& graph) {
-  if (std::none_of(model.ops.begin(), model.ops.end(), is_run_by_engine)) return {};
+  if (!runs_inner_gradients(model)) return {};
   const std::vector<ParamId> owner = owners(model);
   std::vector<std::vector<ParamId>> out(graph.nodes.size());
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
