@@ -263,7 +263,7 @@ class HyperLm(nn.Module):
         return self.head(self.norm(h.sum(2)))
 
 
-@case("hyper_connections", ["HyperLayer"], precisions=BOTH, recompute=True)
+@case("hyper_streams", ["HyperLayer"], precisions=BOTH, recompute=True)
 class _:
     make = HyperLm
     batch = tokens(1000, 4, 96)
