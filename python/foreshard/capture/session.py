@@ -142,6 +142,7 @@ class Session:
                 if collecting:
                     gc.enable()
             self._watch_what_stays(task, batch, mode)
+            self.table.let_go()
         if not self.recorder.done:
             raise CaptureError(
                 "the step never ran backward",
@@ -301,6 +302,8 @@ class Session:
         shape, stride, dtype, device, place, known = packed
         if self.recorder.engine and known is not None and known.storage is not None:
             return self.engine.stand_in(known, shape, stride, dtype, device)
+        if self.recorder.engine and known is not None and not shape:  # a seed, which lies on the host (recorder: _HOST_RESULTS)
+            device = torch.device("cpu")
         with self.recorder.paused():
             made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         if self.recorder.opaque is not None:  # a backward that is measured: it does not allocate what was saved

@@ -159,6 +159,10 @@ class ValueTable:
         for place, found in values.items():
             self._by_geometry[key, place] = found
 
+    def let_go(self) -> None:
+        """Of the tensors that stand for others: nothing is recorded any more."""
+        self._stand_ins.clear()
+
     def known_storage(self, tensor: torch.Tensor) -> Storage | None:
         if (known := self._stand_ins.get(storage_key(tensor))) is not None:
             return known[1]
