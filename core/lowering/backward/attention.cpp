@@ -1,5 +1,8 @@
 // Backward of the fused attention kernels, with the workspace that each takes; see backward.h.
 #include <algorithm>
+#include <string>
+#include <string_view>
+#include <variant>
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/cpu_workspace.h"

@@ -1,7 +1,10 @@
 // A convolution's backward as an operator of a forward, and what is differentiated of it (gradient penalties): other
 // convolutions, as _convolution_double_backward of aten/src/ATen/native/Convolution.cpp has them.
 #include <algorithm>
+#include <cstdint>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/lowering_machine.h"

@@ -1,7 +1,9 @@
 // Graphs that the engine has run in the midst of a forward (torch.autograd.grad) and that nobody keeps (retain_graph).
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <unordered_map>
+#include <variant>
 #include <vector>
 
 #include "core/lowering/lowering_machine.h"

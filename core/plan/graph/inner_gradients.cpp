@@ -1,6 +1,7 @@
 #include "core/plan/graph/inner_gradients.h"
 
 #include <algorithm>
+#include <variant>
 
 #include "core/lowering/op_rules.h"
 #include "core/plan/graph/references.h"
