@@ -28,8 +28,8 @@ WIDER = ("lstm", "gru", "encoder_decoder", "eager_llama_tied", "partly_recompute
 OTHER_LAYOUT = ("perceiver",)
 # What a device still does otherwise than fake tensors say, known and told to the user by the notes: strides of a product of
 # einsum's operands, what a solve is made of, temporaries of a custom function, until when a name holds what was
-# written through a view.
-OTHERWISE = ("sliding_chunks", "mamba2_ssd", "delta_net", "mamba_function", "written_in_place", "whole_transformer", "rooms", "nnunet")
+# written through a view (nnunet, and weather as it stood).
+OTHERWISE = ("sliding_chunks", "mamba2_ssd", "delta_net", "mamba_function", "written_in_place", "whole_transformer", "rooms", "nnunet", "weather")
 # Of these: until when a custom function's names hold what it saved hangs on when Python lets go of cycles.
 SOMETIMES = ("mamba_function",)
 # A capture on the device takes two seconds: of the models that are said to agree, one in EVERY, or all of them with
