@@ -39,6 +39,7 @@ struct Node {
   const OpRule* rule = nullptr;  // nullptr: gradient accumulation of `param`
   const Op* op = nullptr;
   std::int32_t position = -1;  // in the program
+  std::int64_t number = 0;     // autograd's: the newest runs first
   std::int32_t frame = -1;     // checkpointed region that promised the saved tensors
   ParamId param;
   std::vector<Edge> next;  // per tensor argument
@@ -169,6 +170,9 @@ std::vector<std::int32_t> reduced_dims(const Op& op, std::int32_t n);
 std::int64_t int_arg(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback);
 double number_arg(const Op& op, std::size_t position, std::string_view name, double fallback);
 bool bool_arg(const Op& op, std::size_t position, std::string_view name, bool fallback);
+/// Whether autograd's engine ran it in the midst of a forward (torch.autograd.grad, torch.func.grad), in its own
+/// thread.
+inline bool is_run_by_engine(const Op& op) { return bool_arg(op, op.args.size(), "engine", false); }
 std::vector<std::int64_t> list_arg(const Op& op, std::size_t position, std::string_view name);
 
 }  // namespace foreshard::lowering

@@ -13,6 +13,19 @@ namespace foreshard::lowering {
 
 namespace {
 
+/// Nodes are numbered by the thread that makes them (at::sequence_number), from the first step on: what the engine's
+/// own thread has made in the midst of a forward has numbers of its own. Those of the thread that makes more of them in
+/// a step are ahead soon.
+void number_nodes(std::vector<Node>& nodes, bool one_thread) {
+  std::int64_t script = 0, engine = 0;
+  for (Node& node : nodes)
+    if (node.rule != nullptr)
+      node.number = one_thread ? node.position : is_run_by_engine(*node.op) ? engine++ : script++;
+  constexpr std::int64_t kSteps = 2;  // where both make about as many, their order drifts from step to step
+  for (Node& node : nodes)
+    if (node.rule != nullptr && !one_thread && !is_run_by_engine(*node.op)) node.number += kSteps * (script - engine);
+}
+
 /// What hooks unpacked is named by the formula alone: it goes when that returns, before the engine sums and casts. What
 /// autograd itself keeps goes when the node is done with.
 void drop_unpacked(Node& node) {
@@ -51,7 +64,7 @@ void Machine::push(std::int32_t id) {
   if (node.queued) return;
   node.queued = true;
   // Newest node first; accumulation before everything.
-  ready_.emplace(node.rule == nullptr ? std::numeric_limits<std::int32_t>::max() : node.position, id);
+  ready_.emplace(node.rule == nullptr ? std::numeric_limits<std::int64_t>::max() : node.number, id);
 }
 
 void Machine::send(const Edge& edge, Ref gradient) {
@@ -86,11 +99,8 @@ void Machine::accumulate_param(Node& node) {
   Ref gradient = node.grads.empty() ? Ref() : std::move(node.grads[0]);
   node.grads.clear();
   if (!gradient) return;
-  if (!node.param.valid()) {
-    leaves_.push_back(std::move(gradient));
-    return;
-  }
-  if (trace_ != nullptr) trace_->gradients.push_back({node.param, {tape.at(gradient).storage, tape.layout(gradient)}});
+  if (trace_ != nullptr && node.param.valid())
+    trace_->gradients.push_back({node.param, {tape.at(gradient).storage, tape.layout(gradient)}});
   if (current_step_ < 0) return;  // nothing ran: the program's result is the parameter itself
   const Step& at = program_.steps[static_cast<std::size_t>(current_step_)];
   // AccumulateGrad keeps a tensor that nobody else names, if it is laid out as the contract says; another tensor may
@@ -108,7 +118,10 @@ void Machine::accumulate_param(Node& node) {
     gradient = emit.fresh("aten.copy_.default", KernelClass::Copy, kept, {&gradient});
     trace_ = traced;
   }
-  tape.finish_gradient(gradient, node.param, !stealable);
+  if (node.param.valid())
+    tape.finish_gradient(gradient, node.param, !stealable);
+  else
+    leaves_.push_back(std::move(gradient));
 }
 
 void Machine::forget_saved(Node& node) {
@@ -132,6 +145,25 @@ void Machine::release(CheckpointFrame& frame) {
   frame.inputs.clear();
 }
 
+namespace {
+
+/// CopySlices: a copy of the base's gradient, in which the view's is replaced, and what came.
+struct CopiedSlice {
+  Ref arrived, whole, part;
+};
+
+CopiedSlice copy_slice(Emitter& emit, const Node& node, Ref& gradient) {
+  CopiedSlice out;
+  out.whole = emit.fresh("aten.copy_.default", KernelClass::Copy, *node.base, {&gradient});
+  out.part = emit.tape().alias(out.whole, node.in[0]);
+  out.arrived = std::move(gradient);
+  const Layout plain = contiguous_layout(node.in[0].sizes, node.in[0].dtype);
+  gradient = emit.fresh("aten.clone.default", KernelClass::Copy, plain, {&out.part});
+  return out;
+}
+
+}  // namespace
+
 void Machine::run_node(std::int32_t id) {
   Node& node = nodes_[static_cast<std::size_t>(id)];
   if (node.rule == nullptr) {
@@ -142,25 +174,24 @@ void Machine::run_node(std::int32_t id) {
   const Step& at = program_.steps[static_cast<std::size_t>(node.position)];
   CheckpointFrame* frame = node.frame >= 0 ? &frames_[static_cast<std::size_t>(node.frame)] : nullptr;
   if (packed_.on()) packed_.node_begins();
-  if (frame != nullptr && !frame->recomputed && !node.saved.empty()) recompute(*frame);
+  const bool again = frame != nullptr && !frame->recomputed && !node.saved.empty();
+  if (again && !node.base) recompute(*frame);
   tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
   Emitter emit(*this, node.op, at.op);
-  packed_.unpack(emit, node);
   std::vector<Ref> outs;
   {
     std::vector<Ref> grads = std::move(node.grads);
     node.grads.clear();
     wait_for(grads);
+    CopiedSlice slice;
+    if (node.base && !grads.empty() && grads[0]) slice = copy_slice(emit, node, grads[0]);
+    if (again && node.base) {  // what works on the slice asks for what was saved
+      recompute(*frame);
+      tape.begin(static_cast<std::size_t>(at.instance), PassKind::Backward);
+    }
+    packed_.unpack(emit, node);
     std::vector<Ref> saved;
     for (const Saved& kept : node.saved) saved.push_back(kept.tensor);
-    Ref arrived, whole, part;
-    if (node.base && !grads.empty() && grads[0]) {  // a copy of the base's gradient, in which the view's is replaced
-      whole = emit.fresh("aten.copy_.default", KernelClass::Copy, *node.base, {&grads[0]});
-      part = tape.alias(whole, node.in[0]);
-      arrived = std::move(grads[0]);
-      const Layout plain = contiguous_layout(node.in[0].sizes, node.in[0].dtype);
-      grads[0] = emit.fresh("aten.clone.default", KernelClass::Copy, plain, {&part});
-    }
     BackwardInput in{node, grads, saved};
     outs = node.op->opaque >= 0 ? opaque_backward(emit, model_.opaques[static_cast<std::size_t>(node.op->opaque)], in)
                                 : backward_of(emit, in);
@@ -175,10 +206,10 @@ void Machine::run_node(std::int32_t id) {
       outs[i] = emit.sum_to(outs[i], node.in[i].sizes);
       if (is_floating(node.in[i].dtype)) outs[i] = emit.cast(outs[i], node.in[i].dtype);
     }
-    if (whole) {
+    if (slice.whole) {
       Kernel kernel = emit.start("aten.copy_.default", KernelClass::Copy, node.in[0].dtype);
-      emit.finish(kernel, {&outs[0]}, {&part});
-      outs[0] = std::move(whole);
+      emit.finish(kernel, {&outs[0]}, {&slice.part});
+      outs[0] = std::move(slice.whole);
     }
     for (Ref& grad : grads) grad.reset();
     saved.clear();
@@ -221,6 +252,7 @@ void Machine::backward_from(const std::vector<Ref>& roots, const std::vector<Ref
 
 void Machine::backward() {
   in_backward = true;
+  number_nodes(nodes_, options.cpu_threads > 0);
   if (!outputs_.empty() && tape.at(outputs_[0]).requires_grad) {
     const Tensor root = tape.at(outputs_[0]);
     const Node& node = nodes_[static_cast<std::size_t>(root.node)];

@@ -236,6 +236,7 @@ Needs needs_of(OpFormula formula) {
     case OpFormula::IndexPut:  // what is put may be a number
     case OpFormula::MseLoss: return {2, 1, 0};
     case OpFormula::Convolution: return {2, 1, 1};
+    case OpFormula::ConvolutionBackward: return {3, 1, 1};
     case OpFormula::ScatterAdd:
     case OpFormula::IndexAdd: return {3, 1, 0};
     case OpFormula::Pick: return {1, 2, 0};

@@ -260,8 +260,9 @@ void Machine::begin_gradients(const Op& op, std::vector<Ref>& results) {
     node.out.push_back(tensor.layout);
     tensor.requires_grad = true;
     tensor.node = static_cast<std::int32_t>(nodes_.size());
+    node.saved.push_back({made, false, true, 0, 0, {}});
     nodes_.push_back(std::move(node));
-    leaves_.push_back(made);
+    values_.life().add(tensor.node);
   }
 }
 
@@ -269,7 +270,7 @@ void Machine::record(std::int32_t step, const std::vector<Ref>& args, std::vecto
   const Step& at = program_.steps[static_cast<std::size_t>(step)];
   const OpRule& rule = rule_of(step);
   const Op& op = model_.ops[static_cast<std::size_t>(at.op)];
-  if (is_constant(rule) && rule.form != OpForm::InPlace) return;
+  if (is_constant(rule) && rule.form != OpForm::InPlace) return begin_gradients(op, results);
   if (casts_.find(op) != nullptr && tape.at(results.front()).requires_grad) return;  // kept, with its history
   bool wanted = false;
   for (const Ref& arg : args) wanted = wanted || tape.at(arg).requires_grad;
@@ -464,6 +465,9 @@ void Machine::forward() {
     args.clear();
     results.clear();
     values_.life().settle(step_node_[static_cast<std::size_t>(step)]);
+    for (const std::int32_t made : released_by(model_, op, program_, made_at))
+      if (const std::int32_t node = step_node_[static_cast<std::size_t>(made)]; node >= 0)
+        forget_saved(nodes_[static_cast<std::size_t>(node)]);
     for (const std::int32_t dead : deaths_[static_cast<std::size_t>(step)]) values_.unbind(dead);
     const bool returns = !(frame != nullptr && frame->reentrant) || frame->without_grad;
     if (frame != nullptr && returns && step == frame->last && frame->promises == 0) release(*frame);

@@ -63,6 +63,11 @@ class KeptCasts {
 /// Per step: values whose Python reference goes when it is done (lowering_liveness.cpp).
 std::vector<std::vector<std::int32_t>> python_deaths(const Model& model, const Program& program);
 
+/// Steps whose nodes the engine has run with this operator, in the midst of a forward, in a graph that nobody keeps:
+/// each lets go of what it saved (graph/released.cpp). `made_at`: by value.
+std::vector<std::int32_t> released_by(const Model& model, const Op& op, const Program& program,
+                                      const std::unordered_map<std::int32_t, std::int32_t>& made_at);
+
 /// Calls visit(Arg) for every reference in the arguments of `op`, in order.
 template <class Visit>
 void for_each_arg(const ArgList& args, const Visit& visit) {

@@ -122,7 +122,8 @@ const OpRule& default_op_rule() {
 std::span<const OpRule> op_rules() {
   static const std::vector<OpRule> all = [] {
     std::vector<OpRule> rows;
-    for (const std::span<const OpRule> part : {op_table::usual_rows(), op_table::further_rows()})
+    for (const std::span<const OpRule> part :
+         {op_table::usual_rows(), op_table::further_rows(), op_table::gradient_rows()})
       rows.insert(rows.end(), part.begin(), part.end());
     return rows;
   }();

@@ -134,6 +134,7 @@ enum class OpFormula : std::uint8_t {
   Reciprocal,
   Zeros,  // what was there is written over: zeros go back
   Addbmm,
+  ConvolutionBackward,  // as an operator of a forward
   ScatterReduce,
   Written,  // as OpRule::written says
   Mesh,

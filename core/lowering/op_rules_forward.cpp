@@ -332,6 +332,17 @@ bool is_native_batch_norm(const Op& op) {
   return native && op.name.find("no_training") == op.name.npos && bool_arg(op, 5, "training", true);
 }
 
+/// Of index_put with accumulation; `args`: what it puts into, indices, values.
+std::vector<Bytes> put_workspace(Emitter& emit, const std::vector<Ref>& args) {
+  Dims places;
+  for (std::size_t i = 1; i + 1 < args.size(); ++i) {
+    const Layout& index = emit.layout(args[i]);
+    if (index.dtype == DType::Bool || is_floating(index.dtype)) return {};
+    places = broadcast_sizes(places, index.sizes);
+  }
+  return accumulated_put_workspace(places.product());
+}
+
 /// What operators that are written with others have of theirs at their peak: logsumexp its maxima and the differences
 /// to them; scatter_reduce's mean as many ones as there are sources, counts, and which of these are none; a median of
 /// all elements their sorted values and places, places in order, and what the sort writes to by turns;
@@ -346,6 +357,11 @@ std::vector<Bytes> composed_workspace(Emitter& emit, const Call& call) {
       return topk_workspace(op, emit.layout(args[0]), emit.machine().options.multiprocessors);
     if (op.name.starts_with("aten.sort.") || op.name.starts_with("aten.argsort."))
       return sort_workspace(op, emit.layout(args[0]));
+    if (op.name.starts_with("aten.index_put") && bool_arg(op, 3, "accumulate", false)) return put_workspace(emit, args);
+    if (const bool mean = op.name == "aten.mse_loss.default" || op.name == "aten.smooth_l1_loss.default";
+        mean && args.size() > 1 && results[0].sizes.n == 0)  // the elements, which are read where the mean is written
+      return {broadcast_sizes(emit.layout(args[0]).sizes, emit.layout(args[1]).sizes).product() *
+              itemsize(results[0].dtype)};
     if (op.name.starts_with("aten.masked_scatter")) return masked_scatter_workspace(results[0]);
   }
   if (op.name == "aten.median.default" && !args.empty()) {
@@ -484,11 +500,15 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   if (rule.formula == OpFormula::FusedLoss) return fused_loss(emit, args, results);
   if (rule.formula == OpFormula::EuclideanDist) return euclidean_distances(emit, args);
   if (rule.formula == OpFormula::AffineGrid) return affine_grid(emit, args, results[0]);
+  if (rule.kind == KernelClass::Attention && args.size() > 5 && rule.name.find("_backward.") != std::string_view::npos)
+    return attention_backward_in_forward(emit, op, args);
+  if (rule.formula == OpFormula::ConvolutionBackward && args.size() == 3)
+    return convolution_backward_in_forward(emit, op, args);
   Kernel kernel = emit.start(op.name, rule.kind, results.empty() ? DType::Float32 : results[0].dtype);
   kernel.launches = rule.launches;
   kernel.unknown = rule.formula == OpFormula::Unknown;
   describe(emit, kernel, op, args, rule);
-  if (rule.kind == KernelClass::Gemm) kernel.backward = bool_arg(op, op.args.size(), "engine", false);
+  if (rule.kind == KernelClass::Gemm) kernel.backward = is_run_by_engine(op);
   if (rule.formula == OpFormula::Convolution && args.size() >= 2 && !results.empty())
     kernel.flops = convolution_flops(emit, call);
   if (form == OpForm::InPlace && !args.empty()) {
@@ -496,6 +516,8 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
     for (std::size_t i = 0; i < results.size(); ++i)
       out.push_back(emit.tape().alias(args[0], emit.layout(args[0]), false));
     kernel.written = emit.layout(args[0]).bytes();
+    std::vector<Ref> workspace;
+    if (op.name.starts_with("aten.index_put")) workspace = workspace_of(emit, call, kernel);
     emit.launch(kernel, args, out);
     return out;
   }

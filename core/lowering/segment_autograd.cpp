@@ -44,6 +44,7 @@ class Walk {
       if (differentiable) made.wants = has_gradient(rule, i, model_.values[id.index()].dtype);
       if (rule.form == OpForm::ExpandEach && i < args_.size()) made.wants = args_[i].wants;
       if (is_constant(rule) && in_place && !args_.empty()) made.wants = args_[0].wants;
+      made.wants = made.wants || model_.values[id.index()].requires_grad;
       if (views && !args_.empty()) made.param = args_[0].param;
       ++i;
     }

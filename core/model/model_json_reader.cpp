@@ -430,7 +430,7 @@ class Reader {
       op.out.emplace_back();
       return true;
     }
-    JsonFields f(row, place, problem_, {"name", "shape", "dtype", "strides", "held_until", "held_by"});
+    JsonFields f(row, place, problem_, {"name", "shape", "dtype", "requires_grad", "strides", "held_until", "held_by"});
     if (!f.good()) return false;
     const std::string name = f.text("name");
     const auto it = value_ids_.find(name);
@@ -446,7 +446,7 @@ class Reader {
       op.out.push_back(it->second);
       return true;
     }
-    ValueInfo value{name, f.shape("shape"), f.dtype("dtype"), false};
+    ValueInfo value{name, f.shape("shape"), f.dtype("dtype"), f.boolean_or("requires_grad", false)};
     return f.good() && facts_.value(f, value) && add_value(std::move(value), place, &op.out);
   }
 

@@ -301,6 +301,7 @@ class Writer {
     (out_ += "{\"name\": "), text(value.name);
     if (!made_[id.index()]) {  // else it was changed in place
       shape_and_dtype(value.shape, value.dtype);
+      if (value.requires_grad) out_ += ", \"requires_grad\": true";
       value_facts(value);
     }
     made_[id.index()] = true;

@@ -6,6 +6,7 @@
 #include "core/lowering/mesh_rules.h"
 #include "core/plan/checks/checks.h"
 #include "core/plan/expert_traps.h"
+#include "core/plan/graph/inner_gradients.h"
 #include "core/plan/planned/planned_runtime.h"
 #include "core/plan/process_groups.h"
 #include "core/plan/script_traps.h"
@@ -102,6 +103,18 @@ Result<void> check_scaler(const Job& job, const UnitTable& table) {
                  .hint = "train.grad_scaler.enabled = false does without"});
   }
   return {};
+}
+
+/// What autograd's engine unpacks in the midst of a forward, activation offload keeps on the device, by its own count.
+Result<void> check_inner_offload(const Model& model, const Job& job) {
+  if (!job.checkpointing.offload_activations || !runs_inner_gradients(model)) return {};
+  return fail({.code = ErrorCode::Unsupported,
+               .message = "activations are not planned on the host where gradients are taken in the midst of forward",
+               .file = job.model.source,
+               .place = "checkpointing.offload_activations",
+               .expected = "a model without torch.autograd.grad in its forward",
+               .got = "true",
+               .hint = "leave activations on the device"});
 }
 
 Result<Plan> build_for_runtime(const PlanRequest& request) {
@@ -347,6 +360,7 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
     parts.units = std::make_shared<const UnitTable>(std::move(*table));
   }
   if (const Result<void> scaler = check_scaler(job, *parts.units); !scaler) return tl::unexpected(scaler.error());
+  if (const Result<void> inner = check_inner_offload(model, job); !inner) return tl::unexpected(inner.error());
   if (const Result<void> steps = check_optimizer(model, job, *parts.units); !steps)
     return tl::unexpected(steps.error());
   if (const Result<void> flat = check_original_dtensors(model, job, *parts.units); !flat)

@@ -210,7 +210,10 @@ const ArgList* literals(const Op& op) {
 /// What a recording says of how the operator ran, beside its arguments (docs/formats/model.md).
 std::size_t remarks(const Op& op) {
   const bool backend = op.name == "aten.convolution.default" && keyword(op, "backend") != nullptr;
-  return backend || literals(op) != nullptr ? 1 : 0;
+  const auto told = std::count_if(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& named) {
+    return named.name == "engine" || named.name == "releases";
+  });
+  return static_cast<std::size_t>(told) + (backend || literals(op) != nullptr ? 1 : 0);
 }
 
 }  // namespace

@@ -82,8 +82,10 @@ def drawn_part(draw, module):
 def drawn_practice(draw, c, case, module, settings):
     """`settings` with one or two of these features. FSDP1 mixes frozen and trained parameters with original ones alone."""
     low = c["precision"] != "float32"
+    parts = any(name and any(True for _ in m.parameters()) for name, m in module.named_modules())  # else there is nothing to freeze
     kinds = ["lora", "lora", "sac", "sac", "optimizer", "hybrid", "offload", "frozen", "frozen", "scaler"] + ["offloading"] * bool(importlib.util.find_spec("trl")) + ([] if low else ["ignored"])
     chosen = {draw.choice(kinds)} | ({draw.choice(kinds)} if draw.random() < 0.4 else set())
+    chosen -= ({"sac"} if not case.wrap else set()) | ({"frozen", "ignored"} if not parts else set())
     if "lora" in chosen:
         settings["lora"] = drawn_adapters(draw, module, c["version"], low)
         chosen -= {"frozen", "ignored"}

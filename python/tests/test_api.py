@@ -166,6 +166,34 @@ class Captures(unittest.TestCase):
             self.assertEqual(raised.exception.got, "bfloat16")
 
 
+class InnerGradients(unittest.TestCase):
+    """torch.autograd.grad in the midst of forward, back through a unit."""
+
+    def test_fsdp2_ends_there_and_fsdp1_gathers(self):
+        import foreshard as fs
+
+        document = json.loads(TOY)
+        document["ops"][1:1] = [
+            {"op": "aten.t.default", "module": "", "args": ["@a.weight"], "kwargs": {"engine": True}, "out": [{"name": "t", "shape": [4, 4], "dtype": "float32", "strides": [1, 4]}]},
+            {"op": "aten.mm.default", "module": "", "args": ["%h", "%t"], "kwargs": {"engine": True}, "out": [{"name": "g", "shape": [2, 4], "dtype": "float32"}]},
+        ]  # fmt: skip
+        document["ops"][-1]["args"] = ["%g"]
+
+        class Penalised:
+            def to_json(self):
+                return json.dumps(document)
+
+        def planned(runtime, policy):
+            return fs.simulate(Penalised(), {"fsdp": {"runtime": runtime, "wrap": {"policy": policy, "classes": ["Linear"]}}, "cluster": {"world_size": 2}})
+
+        with self.assertRaisesRegex(fs.Error, "torch.autograd.grad in the midst of forward"):
+            planned("fsdp2", "module_class")
+        planned("fsdp1", "module_class")
+        with self.assertRaisesRegex(fs.Error, "gradients are taken in the midst of forward"):
+            fs.simulate(Penalised(), {"fsdp.runtime": "fsdp1", "cluster.world_size": 2, "checkpointing.offload_activations": True})
+        planned("fsdp2", "none")
+
+
 class Answers(unittest.TestCase):
     def test_pictures_explanations_and_comparisons(self):
         import foreshard as fs

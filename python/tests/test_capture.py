@@ -49,6 +49,64 @@ class Two(nn.Module):
         return self.b(torch.relu(self.a(x)))
 
 
+class Penalised(nn.Module):
+    """What its score is by its input, squared."""
+
+    def __init__(self, keeps=True):
+        super().__init__()
+        self.a, self.b, self.keeps = nn.Linear(6, 10), nn.Linear(10, 1), keeps
+
+    def forward(self, x):
+        score = self.b(torch.tanh(self.a(x.requires_grad_())))
+        (slope,) = torch.autograd.grad(score.sum(), x, create_graph=self.keeps)
+        return score.mean() + (slope if self.keeps else slope.detach()).square().sum()
+
+
+class InnerGradients(unittest.TestCase):
+    """torch.autograd.grad in the midst of forward: what the engine runs there is operators of the program."""
+
+    def run_by_engine(self, model):
+        return [op for op in model.document["ops"] if op.get("kwargs", {}).get("engine")]
+
+    def test_are_operators_on_the_way_to_what_is_asked_for(self):
+        model = capture(Penalised(), torch.empty(3, 6))
+        made = [op["op"].split(".")[1] for op in self.run_by_engine(model)]
+        self.assertEqual(made, ["expand", "t", "mm", "tanh_backward", "t", "mm"])  # no gradients of weights and biases
+        leaf = next(op for op in model.document["ops"] if op["out"][0].get("requires_grad"))
+        self.assertEqual((leaf["op"], leaf["args"]), ("aten.detach.default", ["%x"]))
+
+    def test_read_what_was_saved_by_its_name(self):
+        model = capture(Penalised(), torch.empty(3, 6))
+        tanh = ops(model, "aten.tanh.default")[0]["out"][0]["name"]
+        self.assertEqual(ops(model, "tanh_backward")[0]["args"][1], "%" + tanh)
+        transposed = ops(model, "aten.t.")
+        turned = {op["args"][0] for op in transposed if op.get("kwargs", {}).get("engine")}  # views of the layers' own views, not the weights
+        self.assertEqual(turned, {"%" + op["out"][0]["name"] for op in transposed if op["args"][0].startswith("@")})
+
+    def test_let_go_of_a_graph_that_nobody_keeps(self):
+        def released(model):
+            return [name["text"] for op in model.document["ops"] for name in op.get("kwargs", {}).get("releases", [])]
+
+        self.assertEqual(released(capture(Penalised(), torch.empty(3, 6))), [])
+        model = capture(Penalised(keeps=False), torch.empty(3, 6))
+        tanh = ops(model, "aten.tanh.default")[0]["out"][0]["name"]
+        self.assertIn(tanh, released(model))
+
+    def test_put_gradients_in_place_where_no_mode_looks_on(self):
+        class Picked(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.w = nn.Parameter(torch.empty(6, 6))
+
+            def forward(self, x, places):
+                x = x.requires_grad_()
+                (slope,) = torch.autograd.grad((x @ self.w)[places].square().sum(), x, create_graph=True)
+                return slope.sum()
+
+        model = capture(Picked(), torch.empty(3, 6), torch.zeros(4, dtype=torch.long))
+        self.assertEqual([op["op"] for op in ops(model, "index_put")], ["aten.index_put_.default"])
+
+
 class Programs(unittest.TestCase):
     def test_lists_modules_parameters_and_operators(self):
         model = capture(Two(), torch.empty(3, 6), loss=scalar)
@@ -1252,15 +1310,13 @@ class Scripts(unittest.TestCase):
 class Pitfalls(unittest.TestCase):
     """What goes otherwise under FSDP, or cannot be captured, is told."""
 
-    def test_gradients_in_the_midst_of_forward_are_refused(self):
-        class Penalised(Two):
+    def test_gradients_inside_a_region_are_refused(self):
+        class Inside(nn.Module):
             def forward(self, x):
-                x = x.requires_grad_()
-                out = super().forward(x)
-                return out.sum() + torch.autograd.grad(out.sum(), x, create_graph=True)[0].square().sum()
+                return checkpoint(lambda x: torch.autograd.grad((x * x).sum(), x, create_graph=True)[0].sum(), x.requires_grad_(), use_reentrant=False)
 
-        with self.assertRaisesRegex(CaptureError, "torch.autograd.grad inside the step is not captured"):
-            capture(Penalised(), torch.empty(3, 6), loss=scalar)
+        with self.assertRaisesRegex(CaptureError, "inside a checkpointed region"):
+            capture(Inside(), torch.empty(3, 6), loss=scalar)
 
     def test_results_that_no_tree_shows_are_told(self):
         @dataclasses.dataclass

@@ -1,5 +1,8 @@
 // Backward of the fused attention kernels, with the workspace that each takes; see backward.h.
 #include <algorithm>
+#include <string>
+#include <string_view>
+#include <variant>
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/cpu_workspace.h"
@@ -142,6 +145,38 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
     if (in.wants(i)) out[i] = gradients[i];
   if (bias_gradient) out[3] = bias_gradient;
   return out;
+}
+
+// The same kernel where the engine runs it in the midst of a forward: grad_out, query, key, value, a bias or none, out
+// and logsumexp are its arguments.
+std::vector<Ref> attention_backward_in_forward(Emitter& e, const Op& op, const std::vector<Ref>& args) {
+  constexpr std::string_view kWord = "_backward";
+  const bool flash = op.name.find("_flash_") != std::string::npos;
+  Op forward;
+  forward.name = op.name;
+  forward.name.erase(forward.name.rfind(kWord), kWord.size());
+  forward.args.resize(flash ? 5 : 7);
+  forward.args.back().value = bool_arg(op, 11, "is_causal", false);
+  const bool biased = !flash && op.args.size() > 4 && std::holds_alternative<ValueRef>(op.args[4].value);
+  Node node;
+  node.rule = find_op_rule(forward.name);
+  node.op = &forward;
+  std::vector<Ref> saved;
+  const auto keep = [&](std::size_t arg, bool result, std::int32_t index) {
+    node.saved.push_back({{}, false, result, index, 0, {}});
+    saved.push_back(args[arg]);
+  };
+  for (std::int32_t i = 0; i < 3; ++i) {
+    node.in.push_back(e.layout(args[static_cast<std::size_t>(i) + 1]));
+    node.next.push_back({0, 0});
+    keep(static_cast<std::size_t>(i) + 1, false, i);
+  }
+  const std::size_t out = biased ? 5 : 4;
+  keep(out, true, 0);
+  keep(out + 1, true, 1);
+  std::vector<Ref> grads{args[0]};
+  BackwardInput in{node, grads, saved};
+  return backward_of_attention(e, in, args[0]);
 }
 
 }  // namespace foreshard::lowering

@@ -438,6 +438,7 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::BlockDiag: return block_diag_backward(emit, in, g);
     case F::AffineGrid: return affine_grid_backward(emit, in, g);
     case F::Written: return backward_of_written(emit, in);
+    case F::ConvolutionBackward: return convolution_double_backward(emit, in);
     case F::Unknown: return unknown(emit, in, g);
     case F::None: return std::vector<Ref>(in.node.in.size());
     default: return backward_of_pointwise(emit, in, g);

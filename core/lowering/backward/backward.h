@@ -38,6 +38,11 @@ std::vector<Ref> backward_of_pointwise(Emitter& emit, BackwardInput& in, const R
 Ref times(Emitter& emit, BackwardInput& in, std::string_view factor, const Ref& product);
 /// The part in attention.cpp.
 std::vector<Ref> backward_of_attention(Emitter& emit, BackwardInput& in, const Ref& g);
+/// ... as an operator of a forward.
+std::vector<Ref> attention_backward_in_forward(Emitter& emit, const Op& op, const std::vector<Ref>& args);
+/// The parts in double_convolution.cpp.
+std::vector<Ref> convolution_backward_in_forward(Emitter& emit, const Op& op, const std::vector<Ref>& args);
+std::vector<Ref> convolution_double_backward(Emitter& emit, BackwardInput& in);
 /// The part in rarer_products.cpp.
 std::vector<Ref> grouped_product_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 std::vector<Ref> triangular_solve_backward(Emitter& emit, BackwardInput& in, const Ref& g);

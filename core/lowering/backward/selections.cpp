@@ -10,6 +10,7 @@
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/backward/convolution.h"
+#include "core/lowering/composed/composed.h"
 #include "core/lowering/lowering_machine.h"
 #include "core/lowering/segment_autograd.h"
 
@@ -36,13 +37,7 @@ void write_into(Emitter& e, std::string_view name, const Ref& target, std::initi
   e.launch(kernel, all, {&target, 1});
 }
 
-/// Sorting so many 64-bit keys with their places (cub's radix sort, whose scratch depends on the keys' bits a little).
-Bytes sort_scratch(std::int64_t count) {
-  constexpr std::int64_t kOneTile = 3072;
-  return count <= kOneTile ? 1 : 16 * count + count / 5 + 6144;
-}
-
-/// index_put_ with accumulation on a GPU: linear indices, sorted ones, where they come from, and the wrapped ones.
+/// index_put_ with accumulation on a GPU.
 std::vector<Ref> sorted_indices(Emitter& e, const BackwardInput& in, const Ref& g) {
   std::vector<Ref> out;
   Dims places;  // several indices are broadcast to each other
@@ -57,9 +52,8 @@ std::vector<Ref> sorted_indices(Emitter& e, const BackwardInput& in, const Ref& 
     count = chosen_by(in.node.in[1], in.node.in[0], e.layout(g));
     out.push_back(e.tape().make_bytes(8 * count * in.node.in[1].sizes.n, SlotCategory::Workspace));
   }
-  if (count == 0) return out;
-  for (int i = 0; i < 4; ++i) out.push_back(e.tape().make_bytes(8 * count, SlotCategory::Workspace));
-  out.push_back(e.tape().make_bytes(sort_scratch(count), SlotCategory::Workspace));
+  for (const Bytes bytes : accumulated_put_workspace(count))
+    out.push_back(e.tape().make_bytes(bytes, SlotCategory::Workspace));
   return out;
 }
 

@@ -15,8 +15,10 @@
 //   kept a, part g L0, wide a, column a, turned a, less a, as_real a, as_complex a   views: reduced dimensions as ones,
 //   a piece, expanded
 //                 to the first argument, [n, 1], transposed, without one of the operator's dimension
-//   sum a, count a, mean a   reductions: of everything, over the operator's dimensions;  rows a   over the first
-//   half0 a, half1 a   the real or the imaginary parts of complex numbers, a view
+//   sum a, count a, mean a   reductions: of everything, over the operator's dimensions;  rows a   over the first;
+//   columns a   over all but the last; along a   over the dimension that is the operator's third argument;  last a over
+//   the last;  piece a L0   a slice or an element of it half0 a, half1 a   the real or the imaginary parts of complex
+//   numbers, a view
 // A statement ends with ";;" or with its part. Its temporaries go then, but for those that a later one reads and for
 // locals with a name of their own, which a "&" in front of the step marks: these go with the formula.
 #include <algorithm>
@@ -171,7 +173,8 @@ class Formula {
     if (condition == "mean") {
       const Op& op = *in_.node.op;
       const std::size_t position = op.name.find("with_logits") != std::string::npos ? 4 : 3;
-      return in_.node.out[0].sizes.n == 0 && int_arg(op, position, "reduction", 1) == 1;
+      const bool scalar = in_.node.out[0].sizes.n == 0 || op.name.find("_backward.") != std::string::npos;
+      return scalar && int_arg(op, position, "reduction", 1) == 1;
     }
     return static_cast<bool>(operand(condition));
   }
@@ -218,7 +221,13 @@ class Formula {
       e_.launch(kernel, from, {&out, 1});
       return out;
     }
-    if (name == "sum" || name == "count" || name == "mean") return reduced(name, from[0]);
+    if (name == "sum" || name == "count" || name == "mean" || name == "along" || name == "last")
+      return reduced(name, from[0]);
+    if (name == "columns") {  // over all but the last dimension
+      std::vector<std::int32_t> dims;
+      for (std::int32_t i = 0; i + 1 < e_.layout(from[0]).sizes.n; ++i) dims.push_back(i);
+      return e_.sum(from[0], dims, false, "aten.sum.dim_IntList", KernelClass::Reduction, e_.layout(from[0]).dtype);
+    }
     if (name == "rows")
       return e_.sum(from[0], {0}, false, "aten.sum.dim_IntList", KernelClass::Reduction, e_.layout(from[0]).dtype);
     const std::string kernel = full(name);
@@ -234,14 +243,15 @@ class Formula {
   }
 
   static bool is_view(string_view name) {
-    constexpr std::array<string_view, 9> kViews{"kept",  "part",  "wide", "as_real", "as_complex",
-                                                "half0", "half1", "less", "column"};
+    constexpr std::array<string_view, 10> kViews{"kept",  "part",  "wide", "as_real", "as_complex",
+                                                 "half0", "half1", "less", "column",  "piece"};
     return name == "turned" || std::find(kViews.begin(), kViews.end(), name) != kViews.end();
   }
 
   Ref viewed(string_view name, const Ref& from, const Layout* like) {
     if (name == "kept") return kept(from);
     if (name == "part") return part(from, *like);
+    if (name == "piece") return piece(from, *like);
     if (name == "wide") return e_.expand(from, in_.node.in[0].sizes);
     if (name == "as_real" || name == "as_complex") return as_pairs(from);
     if (name == "half0" || name == "half1") return half(from);
@@ -332,6 +342,20 @@ class Formula {
     return e_.tape().alias(ref, layout);
   }
 
+  /// What slice or select took: the operator (its backward, run in a forward) says where it lies.
+  Ref piece(const Ref& ref, const Layout& like) {
+    Layout layout = plain(like);
+    const Layout from = e_.layout(ref);
+    const Op& op = *in_.node.op;
+    const std::int32_t dim = wrap_dim(int_arg(op, 2, "dim", 0), from.sizes.n);
+    std::int32_t to = 0;
+    for (std::int32_t i = 0; i < from.sizes.n && to < layout.sizes.n; ++i) {
+      if (i == dim && layout.sizes.n < from.sizes.n) continue;
+      layout.strides[to++] = from.strides[i] * (i == dim ? int_arg(op, 5, "step", 1) : 1);
+    }
+    return e_.tape().alias(ref, layout);
+  }
+
   /// The same numbers as complex ones or as pairs, of a gradient that is contiguous or made so.
   Ref as_pairs(const Ref& ref) {
     const Layout given = e_.layout(ref);
@@ -358,6 +382,14 @@ class Formula {
     if (name == "sum")
       return e_.sum(ref, {}, false, "aten.sum.default", KernelClass::Reduction,
                     is_floating(e_.layout(ref).dtype) ? e_.layout(ref).dtype : DType::Int64);
+    if (name == "along") {
+      const Layout given = e_.layout(ref);
+      return e_.sum(ref, {wrap_dim(int_arg(*in_.node.op, 2, "dim", -1), given.sizes.n)}, true, "aten.sum.dim_IntList",
+                    KernelClass::Reduction, given.dtype);
+    }
+    if (name == "last")
+      return e_.sum(ref, {e_.layout(ref).sizes.n - 1}, true, "aten.sum.dim_IntList", KernelClass::Reduction,
+                    e_.layout(ref).dtype);
     const std::vector<std::int32_t> dims = reduced_dims(*in_.node.op, in_.node.in[0].sizes.n);
     if (name == "count") return e_.sum(ref, dims, true, "aten.sum.dim_IntList", KernelClass::Reduction, DType::Int64);
     return e_.sum(ref, dims, !dims.empty(), dims.empty() ? "aten.mean.default" : "aten.mean.dim",

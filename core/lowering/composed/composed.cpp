@@ -210,6 +210,13 @@ std::vector<Bytes> sort_workspace(const Op& op, const Layout& input) {
   return bytes;
 }
 
+std::vector<Bytes> accumulated_put_workspace(std::int64_t count) {
+  constexpr std::int64_t kOneTile = 3072;
+  if (count == 0) return {};
+  const Bytes indices = 8 * count, scratch = count <= kOneTile ? 1 : 16 * count + count / 5 + 6144;
+  return {indices, indices, indices, indices, scratch};
+}
+
 std::vector<Bytes> masked_scatter_workspace(const Layout& result) {
   constexpr std::int64_t kTile = 896, kWarp = 32, kState = 16;
   const std::int64_t numel = result.numel();

@@ -27,6 +27,10 @@ std::vector<Bytes> sort_workspace(const Op& op, const Layout& input);
 /// masked_scatter's sums of its mask, and those of the scan that makes them.
 std::vector<Bytes> masked_scatter_workspace(const Layout& result);
 
+/// index_put_ with accumulation of so many places: linear indices, sorted ones, where they come from, the wrapped ones,
+/// and cub's scratch for sorting them, which depends on the keys' bits a little.
+std::vector<Bytes> accumulated_put_workspace(std::int64_t count);
+
 /// Pieces of the gradient along its diagonal.
 std::vector<Ref> block_diag_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 

@@ -54,5 +54,7 @@ constexpr OpRule written(std::string_view name, std::string_view formula, std::i
 std::span<const OpRule> usual_rows();
 /// Rarer functions, reductions and losses, recurrent networks, and the spellings of exported programs.
 std::span<const OpRule> further_rows();
+/// What autograd's own formulas run, as operators of a forward that are differentiated again.
+std::span<const OpRule> gradient_rows();
 
 }  // namespace foreshard::op_table

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/plan/graph/inner_gradients.h"
+
 namespace foreshard::fsdp1 {
 
 using autograd::kNoNode;
@@ -10,6 +12,7 @@ Forward::Forward(Run& run, Gathering& gathering, Gradients& gradients)
     : run_(run), out_(run.out), gathering_(gathering), gradients_(gradients) {
   layers_.reserve(run.graph.nodes.size());
   for (const GraphNode& node : run.graph.nodes) layers_.push_back(layer_of(node));
+  engine_reads_ = params_of_inner_gradients(run.model, run.graph);
   env_.resize(run.graph.tensors.size());
   unmanaged_.assign(run.model.params.size(), kNoNode);
 }
@@ -115,6 +118,30 @@ void Forward::register_post_backward(UnitState& u) {
   run_.autograd.skip_number();  // the expand that finds the node
   u.hook_node = gathering_.accumulation(u, Stream::D);
   u.hooked = true;
+}
+
+// R11: torch.autograd.grad in the midst of the root's forward goes back through units whose outputs have a hook each:
+// they are gathered, and stay so until their post-backward, because the final callback is the root's to queue.
+void Forward::gather_for_engine(std::int32_t node) {
+  if (engine_reads_.empty() || recompute_depth_ > 0 || !run_.grad_enabled) return;
+  for (const ParamId param : engine_reads_[static_cast<std::size_t>(node)]) {
+    const std::int32_t place = run_.place_of_param[param.index()].unit;
+    if (place < 0) continue;
+    UnitState& u = run_.units[static_cast<std::size_t>(place)];
+    if (!u.has_handle || u.is_root || u.busy || u.ran_pre_backward) continue;
+    u.busy = true;
+    u.state = HandleState::BackwardPre;
+    if (u.needs_pre_backward) {
+      if (!u.prefetched) gathering_.unshard(u, Stream::Q, Stream::U);
+      if (run_.failed()) return;
+      out_.wait_stream(Stream::D, Stream::U);
+    }
+    u.needs_pre_backward = false;
+    gathering_.prefetch_backward(u, BackwardPrefetch::Pre);
+    if (run_.failed()) return;
+    gradients_.prepare(u);
+    u.ran_pre_backward = true;
+  }
 }
 
 // R14: a frozen unit is resharded when the gradients of its inputs are done.

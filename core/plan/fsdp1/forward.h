@@ -35,6 +35,7 @@ class Forward {
   void post_forward(UnitState& u, const std::vector<std::int32_t>& outputs);
   void register_post_backward(UnitState& u);
   void register_reshard_only(UnitState& u, const GraphCall& call);
+  void gather_for_engine(std::int32_t node);
   bool run_call(std::int32_t call);
   bool run_hooked(std::int32_t call);
   bool run_between_hooks(std::int32_t call_index);
@@ -60,7 +61,8 @@ class Forward {
   InstructionWriter& out_;
   Gathering& gathering_;
   Gradients& gradients_;
-  std::vector<LeafAutograd> layers_;  // by GraphNode
+  std::vector<LeafAutograd> layers_;                // by GraphNode
+  std::vector<std::vector<ParamId>> engine_reads_;  // by GraphNode, see inner_gradients.h
   std::vector<Tensor> env_;
   std::vector<bool> hooked_outputs_;  // of the root's calls in this forward, by variable
   bool script_grad_ = true;           // of the root's caller

@@ -55,6 +55,8 @@ bool Forward::run_node(std::int32_t node_index) {
       return true;
     default: break;
   }
+  gather_for_engine(node_index);
+  if (run_.failed()) return false;
   Instruction& i = out_.emit(recompute_depth_ > 0 ? InstructionKind::Recompute : InstructionKind::Forward, Stream::D);
   i.unit = UnitId(run_.unit_of_node[at]);
   i.segment = SegmentId(at);

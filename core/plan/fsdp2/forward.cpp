@@ -4,6 +4,7 @@
 
 #include "core/model/module_kind.h"
 #include "core/plan/graph/gradient_leaf.h"
+#include "core/plan/graph/inner_gradients.h"
 
 namespace foreshard::fsdp2 {
 namespace {
@@ -46,6 +47,7 @@ Forward::Forward(Run& run, Gathering& gathering) : run_(run), out_(run.out), gat
     if (has_matrix(modules[m])) uses_linear_[m] = true;
     if (uses_linear_[m] && modules[m].parent.valid()) uses_linear_[modules[m].parent.index()] = true;
   }
+  engine_reads_ = params_of_inner_gradients(run.model, run.graph);
   tensors_.resize(run.graph.tensors.size());
   iter_forward_roots_.resize(run.units.size());
 }
@@ -183,6 +185,7 @@ Result<void> Forward::run_node(std::int32_t index, Pass pass) {
     return {};
   }
   if (Result<void> there = check_gathered(node); !there) return there;
+  if (Result<void> inner = check_inner_gradients(index); !inner) return inner;
   const Phase before = out_.phase();
   out_.set_phase(pass == Pass::Recompute ? Phase::Backward : Phase::Forward);
   const bool again = pass == Pass::Recompute;
@@ -272,6 +275,28 @@ Result<void> Forward::check_gathered(const GraphNode& node) const {
                  "modules that are called equally often, one after the other",
                  "another call of module \"" + node.label + "\"",
                  "make the module that is called more often a unit of its own, or leave it to the root"});
+  }
+  return {};
+}
+
+/// torch.autograd.grad in the midst of a forward that goes back through other units: their hooks shard them, and the
+/// root too, which is in the midst of its forward; what is left of the forward finds shards, and the second backward
+/// parameters without memory.
+Result<void> Forward::check_inner_gradients(std::int32_t node) const {
+  if (engine_reads_.empty()) return {};
+  const UnitId own = run_.unit_of_node[static_cast<std::size_t>(node)];
+  for (const ParamId param : engine_reads_[static_cast<std::size_t>(node)]) {
+    const UnitId unit = run_.slots[static_cast<std::size_t>(run_.slot_of_param[param.index()])].unit;
+    if (!unit.valid() || unit == own) continue;
+    return fail({ErrorCode::Refused,
+                 "torch.autograd.grad in the midst of forward goes back through a unit of fsdp2, whose hooks free its "
+                 "parameters and the root's: PyTorch ends with \"setStorage ... out of bounds for storage of size 0\" "
+                 "or \"got mixed torch.Tensor and DTensor\"",
+                 {},
+                 "unit \"" + run_.plan.units[unit.index()].name + "\"",
+                 "one unit around all that is differentiated",
+                 "parameter \"" + run_.model.params[param.index()].fqn + "\" in another unit",
+                 "leave the model in one unit (fsdp.wrap.policy = \"none\"), or use fsdp.runtime = \"fsdp1\""});
   }
   return {};
 }

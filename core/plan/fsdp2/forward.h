@@ -39,6 +39,7 @@ class Forward {
   Tensor of_inputs(const GraphNode& node);
   Result<void> take_params(const GraphNode& node, Pass pass, Tensor& made);
   Result<void> check_gathered(const GraphNode& node) const;
+  Result<void> check_inner_gradients(std::int32_t node) const;
   Result<void> check_dtypes(const GraphNode& node, const Tensor& result) const;
   void pre_forward_hooks(UnitState& u, std::int32_t call, Pass pass);
   void post_forward_hooks(UnitState& u, std::int32_t call, Pass pass);
@@ -55,10 +56,11 @@ class Forward {
   Run& run_;
   InstructionWriter& out_;
   Gathering& gathering_;
-  std::vector<bool> uses_linear_;           // by ModuleId: a Linear or convolution in its subtree
-  std::vector<Tensor> tensors_;             // by GraphTensor
-  std::vector<autograd::Edge> edges_;       // scratch
-  std::vector<UnitId> iter_forward_roots_;  // by root: the unit whose forward began its gathers
+  std::vector<std::vector<ParamId>> engine_reads_;  // by GraphNode, see inner_gradients.h
+  std::vector<bool> uses_linear_;                   // by ModuleId: a Linear or convolution in its subtree
+  std::vector<Tensor> tensors_;                     // by GraphTensor
+  std::vector<autograd::Edge> edges_;               // scratch
+  std::vector<UnitId> iter_forward_roots_;          // by root: the unit whose forward began its gathers
   std::int32_t region_ = -1;
   std::int32_t last_saving_ = -1;  // node at which the running recomputation stops
   bool stop_recompute_ = false;

@@ -317,6 +317,8 @@ class OpWalker {
         flow = flow || flows_[id.index()] != 0;
       };
       for_each_reference(op, read, [&](ParamId) { flow = true; });
+      for (const ValueId out : op.out)
+        if (out.valid() && model_.values[out.index()].requires_grad) flows_[out.index()] = 1;
       if (!flow) continue;
       if (const ValueId target = written_by(op); target.valid()) written[memory_.of(target)] = true;
       const OpRule* const rule = op.opaque < 0 ? rules_.find(op.name) : nullptr;

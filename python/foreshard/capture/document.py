@@ -11,7 +11,7 @@ import torch
 
 from .._output import whole_file
 from .recorder import dtype_name
-from .values import Value
+from .values import Value, names_of
 
 SCHEMA = "foreshard.model/2"
 
@@ -126,6 +126,8 @@ def _op(op: dict[str, Any], program: _Program, loss: str) -> dict[str, Any]:
     row["args"] = op["args"]
     if op.get("kwargs"):
         row["kwargs"] = op["kwargs"]
+    if "releases" in op:
+        row["kwargs"] = row.get("kwargs", {}) | {"releases": [{"text": name} for name in op["releases"]]}
     row["out"] = [_result(out, program, loss) if isinstance(out, Value) else out for out in op["out"]]
     for key in ("region", "opaque"):
         if key in op:
@@ -135,6 +137,8 @@ def _op(op: dict[str, Any], program: _Program, loss: str) -> dict[str, Any]:
 
 def _result(value: Value, program: _Program, loss: str) -> dict[str, Any]:
     row: dict[str, Any] = {"name": value.name, "shape": list(value.shape), "dtype": dtype_name(value.dtype)}
+    if value.leaf:
+        row["requires_grad"] = True
     if not value.contiguous:
         row["strides"] = list(value.strides)
     if value.cast_until is not None:
@@ -157,9 +161,10 @@ class _Program:
         for row in [*session.module_calls, *regions]:
             used.update(row["args"])
         for op in ops:
-            used.update(_names(op["args"]), _names(op.get("kwargs", {})))
+            if "dropped" not in op:
+                used.update(names_of(op["args"]), names_of(op.get("kwargs", {})))
         kept = [
-            op["op"] != "aten.detach.default" or any(isinstance(o, Value) and o.name in used for o in op["out"])
+            "dropped" not in op and (op["op"] != "aten.detach.default" or any(isinstance(o, Value) and o.name in used for o in op["out"]))
             for op in ops
         ]
         views = _views(ops)
@@ -180,7 +185,7 @@ class _Program:
                     self._storages[out.name] = out.storage
                     self._last_value[id(out.storage)] = out.name
                     self.last_use[id(out.storage)] = number
-            for name in _names(op["args"]) + _names(op.get("kwargs", {})):
+            for name in names_of(op["args"]) + names_of(op.get("kwargs", {})):
                 if name in self._storages:
                     self.last_use[id(self._storages[name])] = number
 
@@ -232,13 +237,3 @@ def _beside_its_copy(copy: dict[str, Any], op: dict[str, Any], used: set[str]) -
         if not other.is_mutable and [(a.name, str(a.type)) for a in other.arguments] == wanted:
             return f"aten.{base.removesuffix('_')}.{name}"
     return ""
-
-
-def _names(arg: Any) -> list[str]:
-    if isinstance(arg, str):
-        return [arg[1:]] if arg.startswith("%") else []
-    if isinstance(arg, (list, tuple)):
-        return [name for item in arg for name in _names(item)]
-    if isinstance(arg, dict):
-        return [name for item in arg.values() for name in _names(item)]
-    return []

@@ -25,7 +25,7 @@ from .answers import HOST_READS, TO_HOST, answer, unpinned
 from .autocast import Casts
 from .errors import CaptureError
 from .known import KnownValues
-from .values import Storage, Value, ValueTable, geometry, literals_of, storage_key
+from .values import Storage, Value, ValueTable, geometry, literals_of, names_of, storage_key
 
 # Questions about a tensor, no work.
 _NO_WORK = {
@@ -163,8 +163,10 @@ class Recorder(TorchDispatchMode):
         self.opaque: Opaque | None = None
         self.engine = False  # autograd's engine runs what comes, in the midst of forward
         self.casts = Casts()
+        self.on_reference: list[Any] = []  # called with (tensor, name of its value)
         self.on_operator: list[Any] = []  # called with (func, args, kwargs, Place) for every operator
         self._paused = 0
+        self._writes = False
         self.trainable: dict[str, bool] = {}  # of parameters, by reference
         self._detached: dict[tuple[Any, ...], str] = {}
         self.mesh = collectives.Mesh()
@@ -226,9 +228,12 @@ class Recorder(TorchDispatchMode):
         if (plain := _without_out(func)) is not None and kwargs["out"].numel():
             made = self.__torch_dispatch__(plain, types, args, {k: v for k, v in kwargs.items() if k != "out"})
             return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (kwargs["out"], made))
+        if self.engine and name == "aten.index_put.default" and args[3:4] == (True,):  # formulas write in place where no mode looks on
+            return self.__torch_dispatch__(torch.ops.aten.index_put_.default, types, args)
         self._refuse_unlike(name, args)
         self.table.watch(self.now)
         tensors = _tensors((args, kwargs))
+        self._writes = func._schema.is_mutable  # autograd is in the midst of a tensor's history
         refs: dict[int, str] = {}
         for tensor in tensors:
             if id(tensor) not in refs:
@@ -446,7 +451,10 @@ class Recorder(TorchDispatchMode):
     def reference(self, tensor: torch.Tensor) -> str:
         """How the program names a tensor."""
         storage = self.table.known_storage(tensor)
-        if storage is not None and (kept := storage.references.get(geometry(tensor))):
+        # A view of a view of a parameter may lie as that does; its history does not.
+        settled = not self._writes and _is_settled(tensor)
+        seen = settled and tensor.grad_fn is not None and self.table.made_as(tensor)
+        if storage is not None and not seen and (kept := storage.references.get(geometry(tensor))):
             # A frozen parameter grows too where it lies in a flat parameter that trains: no_grad is said of every one.
             grows = self.trainable.get(kept, False) or (kept in self.trainable and not torch.is_grad_enabled())
             return self._without_history(kept, tensor, grows)
@@ -457,6 +465,10 @@ class Recorder(TorchDispatchMode):
                 return ""
         if value.grows and not tensor.requires_grad and value.made() is tensor:
             value.grows = False  # its operator has no derivative (zeros_like, an index)
+        if settled and torch.is_grad_enabled() and tensor.requires_grad and tensor.is_leaf and not value.grows and self.opaque is None:
+            value = self._leaf(tensor, value)
+        for visit in self.on_reference if settled else ():
+            visit(tensor, value.name)
         return self._without_history("%" + value.name, tensor, value.grows and not value.detached)
 
     def _without_history(self, reference: str, tensor: torch.Tensor, grows: bool) -> str:
@@ -479,6 +491,34 @@ class Recorder(TorchDispatchMode):
             self.ops[-1]["out"] = [value]
             name = self._detached[key] = value.name
         return "%" + name
+
+    def _leaf(self, tensor: torch.Tensor, value: Value) -> Value:
+        """What a script has called requires_grad_() of: the same memory, from which gradients are asked for."""
+        self._row("aten.detach.default", ["%" + value.name])
+        leaf = self.table.add(self.table.new_name(), tensor, self.now)
+        leaf.grows = leaf.leaf = True
+        self.ops[-1]["out"] = [leaf]
+        return leaf
+
+    def _row(self, op: str, args: list[Any]) -> None:
+        self.ops.append({"op": op, "module": self.modules.name(), "call": self.modules.call(), "args": args})
+        if self.region is not None:
+            self.ops[-1]["region"] = self.region
+
+    def drop_unused(self, began: int, results: list[torch.Tensor]) -> None:
+        """Of the operators from `began` on only those count that these results are made with: autograd's nodes make no gradient that nobody
+        asks for, but where they are called by themselves."""
+        needed = {value.name for value in map(self.table.find, results) if value is not None}
+        for row in reversed(self.ops[began:]):
+            made = [out.name if isinstance(out, Value) else None for out in row["out"]]
+            if not needed.intersection(made):
+                row["dropped"] = True
+                continue
+            for i, arg in enumerate(row["args"]):
+                if isinstance(arg, list) and len(arg) == len(made) == 3 and all(isinstance(x, bool) for x in arg):  # output_mask
+                    row["args"][i] = [name in needed for name in made]
+                    row["out"] = [out if name in needed else None for out, name in zip(row["out"], made)]
+            needed.update(names_of(row["args"]), names_of(row.get("kwargs", {})))
 
     def enter(self, name: str, args: Any) -> None:
         """The module `name` is called: what comes is in its call, though it has not begun (a `__call__` of its own). A view says so."""
@@ -527,10 +567,12 @@ class Recorder(TorchDispatchMode):
             for i, value in enumerate(args)
             if i >= len(schema) or schema[i].name not in _PLACEMENT
         ]
-        if self.engine and str(func) in _FACTORS:  # its thread has a handle of cuBLAS of its own
+        if self.engine and func.namespace == "aten":  # its thread has a handle of cuBLAS and numbers of nodes of its own
             named["engine"] = True
         if func is torch.ops.aten.convolution.default:
             named["backend"] = self._convolution_backend(args)
+        if func is torch.ops.aten.convolution_backward.default:
+            named["backend"] = self._convolution_backend((*args[1:3], None, *args[4:10]))
         return positional, named
 
     def _argument(self, value, refs):
@@ -731,6 +773,12 @@ def _hangs_on_values(func, name: str, args, kwargs) -> bool:
     if name == "aten.index.Tensor":  # by masks alone
         return any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1]))
     return kwargs.get("output_size") is None
+
+
+def _is_settled(tensor: torch.Tensor) -> bool:
+    """Whether its history can be asked for: that of a view whose memory has been written to is made when it is asked for first, which is
+    autograd's to do."""
+    return tensor._version == 0 or not tensor._is_view()
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -18,6 +18,7 @@ from . import answers, autocast, collectives, flex, inner, missing, packed, pitf
 from .attention import CudaComposites
 from .checkpoints import Regions
 from .document import CapturedModel, make_document
+from .engine import Engine, Known
 from .errors import CaptureError
 from .fakes import OWN, Fakes, check_module
 from .functions import Functions
@@ -90,6 +91,7 @@ class Session:
         self.stack = ModuleStack(self.structure.names, self.structure.wrappers)
         self.virtual = virtual
         self.recorder = Recorder(self.table, self.stack, self.device, strict, chosen, virtual)
+        self.engine = Engine(self.recorder, self.table)
         self._buffers: set[str] = set()
         self.module_calls: list[dict[str, Any]] = []
         self.forward_end = -1
@@ -141,6 +143,7 @@ class Session:
                 if collecting:
                     gc.enable()
             self._watch_what_stays(task, batch, mode)
+            self.table.let_go()
         if not self.recorder.done:
             raise CaptureError(
                 "the step never ran backward",
@@ -291,12 +294,17 @@ class Session:
                 (storage_key(tensor), tuple(tensor.shape), tensor.dtype, tensor.untyped_storage().nbytes())
             )
         place = len(frame.saved) - 1 if frame is not None else None
-        return (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, place)
+        known = Known(self.table, tensor) if frame is None else None
+        return (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device, place, known)
 
     def _unpack(self, packed):
         if isinstance(packed, torch.Tensor):
             return packed
-        shape, stride, dtype, device, place = packed
+        shape, stride, dtype, device, place, known = packed
+        if self.recorder.engine and known is not None and known.storage is not None:
+            return self.engine.stand_in(known, shape, stride, dtype, device)
+        if self.recorder.engine and known is not None and not shape:  # a seed, which lies on the host (recorder: _HOST_RESULTS)
+            device = torch.device("cpu")
         with self.recorder.paused():
             made = torch.empty_strided(shape, stride, dtype=dtype, device=device)
         if self.recorder.opaque is not None:  # a backward that is measured: it does not allocate what was saved
@@ -319,19 +327,13 @@ class Session:
         def grad(*args, **kwargs):
             if self.recorder.done or self.recorder.opaque is not None:
                 return gradients(*args, **kwargs)
-            if inner.inside_transform():
-                self.recorder.engine = True
-                try:
-                    return inner.gradients(*args, **kwargs)
-                finally:
-                    self.recorder.engine = False
-            raise CaptureError(
-                "torch.autograd.grad inside the step is not captured",
-                place=f"module {self.recorder.place()}",
-                expected="gradients that loss.backward() makes",
-                got="gradients in the midst of forward (a penalty, forces)",
-                hint="capture without this part: its memory and time are then not in the plan",
-            )
+            if not inner.inside_transform():
+                return self.engine.grad(*args, **kwargs)
+            self.recorder.engine = True
+            try:
+                return inner.gradients(*args, **kwargs)
+            finally:
+                self.recorder.engine = False
 
         torch.autograd.backward, torch.autograd.grad = backward, grad
         try:

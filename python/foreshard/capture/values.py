@@ -54,6 +54,7 @@ class Value:
     requires_grad: bool = False  # of inputs
     alias_of: str = ""  # of inputs
     key: tuple[Any, ...] = ()  # geometry
+    leaf: bool = False  # of the script: what is made of it has a gradient
     cast_until: int | None = None  # autocast keeps this cast of a parameter until that operator has run
 
     @property
@@ -90,6 +91,17 @@ def storage_key(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def names_of(arg: Any) -> list[str]:
+    """The values that an argument refers to."""
+    if isinstance(arg, str):
+        return [arg[1:]] if arg.startswith("%") else []
+    if isinstance(arg, (list, tuple)):
+        return [name for item in arg for name in names_of(item)]
+    if isinstance(arg, dict):
+        return [name for item in arg.values() for name in names_of(item)]
+    return []
+
+
 class ValueTable:
     """All values of one recording. Holds no tensor."""
 
@@ -99,6 +111,7 @@ class ValueTable:
         self._by_key: dict[int, Storage] = {}
         self._live: dict[int, Storage] = {}
         self._by_geometry: dict[tuple[int, tuple[Any, ...]], list[Value]] = {}
+        self._stand_ins: dict[int, tuple[torch.Tensor, Storage]] = {}  # tensors in the place of what autograd has saved
 
     def watch(self, now: int) -> None:
         """Notes which storages are gone. `now`: the last operator that has run, -1 before the first."""
@@ -120,6 +133,8 @@ class ValueTable:
 
     def storage_of(self, tensor: torch.Tensor, now: int) -> Storage:
         key = storage_key(tensor)
+        if key in self._stand_ins:
+            return self._stand_ins[key][1]
         storage = self._by_key.get(key)
         if storage is not None and storage.weak is not None and storage.weak.expired():
             storage.death = now - 1  # died inside this operator's call; its address is used again
@@ -131,7 +146,26 @@ class ValueTable:
             self._by_key[key] = self._live[key] = storage
         return storage
 
+    def by_geometry(self, tensor: torch.Tensor) -> dict[tuple[Any, ...], list[Value]]:
+        """The values in a tensor's memory that lie as it does."""
+        key = geometry(tensor)
+        found = self._by_geometry.get((storage_key(tensor), key))
+        return {} if found is None else {key: found}
+
+    def stand_for(self, tensor: torch.Tensor, storage: Storage, values: dict[tuple[Any, ...], list[Value]]) -> None:
+        """From now on `tensor` is what lies in that storage, though that may be gone; it is kept, so that nobody else has its place."""
+        key = storage_key(tensor)
+        self._stand_ins[key] = (tensor, storage)
+        for place, found in values.items():
+            self._by_geometry[key, place] = found
+
+    def let_go(self) -> None:
+        """Of the tensors that stand for others: nothing is recorded any more."""
+        self._stand_ins.clear()
+
     def known_storage(self, tensor: torch.Tensor) -> Storage | None:
+        if (known := self._stand_ins.get(storage_key(tensor))) is not None:
+            return known[1]
         storage = self._by_key.get(storage_key(tensor))
         return None if storage is None or (storage.weak is not None and storage.weak.expired()) else storage
 
@@ -177,6 +211,10 @@ class ValueTable:
     def new_name(self) -> str:
         self.made += 1
         return f"v{self.made - 1}"
+
+    def made_as(self, tensor: torch.Tensor) -> bool:
+        """Whether an operator gave this very tensor."""
+        return any(value.made() is tensor for value in self._by_geometry.get((storage_key(tensor), geometry(tensor)), ()))
 
     def find(self, tensor: torch.Tensor) -> Value | None:
         """The value that a tensor is; of several with one geometry its own, or the last that autograd sees as it sees the tensor."""

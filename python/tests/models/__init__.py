@@ -23,7 +23,7 @@ class Case:
     batch: Callable[[Any], tuple]  # of a device
     forward: Callable[..., torch.Tensor]  # (module, *batch) -> loss, or (loss, what the script holds beside it)
     wrap: list[str]  # classes of FSDP units
-    options: dict[str, Any] = field(default_factory=dict)  # "orig_params": FSDP1 with use_orig_params
+    options: dict[str, Any] = field(default_factory=dict)  # "orig_params": FSDP1 with use_orig_params; "inner": gradients inside of forward
 
 
 def case(name: str, wrap: list[str], **options: Any):
@@ -41,7 +41,7 @@ def ids(vocabulary: int, *shape: int, device) -> torch.Tensor:
 
 
 def load() -> dict[str, Case]:
-    from . import archivists, composers, corners, decoders, experts, further, images, latecomers, learners, makers, mechanics, meshed, moderns, newcomers, others, outsiders, recurrent, sequences, spaces, strangers, surveyors, tinkerers, toolbox, trainings, visitors  # noqa: F401 - they register
+    from . import archivists, composers, corners, decoders, experts, further, images, inventors, latecomers, learners, makers, mechanics, meshed, moderns, newcomers, others, outsiders, penalties, potters, recurrent, sequences, spaces, strangers, surveyors, tinkerers, toolbox, trainings, visitors, weavers  # noqa: F401 - they register
 
     return CASES
 

@@ -70,7 +70,9 @@ class TemplateTimer {
   }
 
  private:
+  /// isInputCompliesAddmmCudaLt: not into one column, and not from one.
   bool through_lt(const Kernel& kernel) const {
+    if (kernel.op == addmm_ && (kernel.n == 1 || kernel.k == 1)) return false;
     return kernel.op >= 0 && (kernel.op == addmm_ || kernel.op == scaled_mm_);
   }
 
