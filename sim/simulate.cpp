@@ -111,6 +111,7 @@ class Simulation {
     prediction_.level = profile_.level;
     prediction_.unknown_ops = lowered_.unknown_ops;
     prediction_.lifetimes = model_.lifetimes;
+    prediction_.assumes_choices = model_.assumes_choices;
     prediction_.memory.outside_allocator = memory_outside(plan_, job_, profile_);
     initialise();
     device_.clock.record_on(options_.tape);

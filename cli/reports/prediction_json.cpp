@@ -157,7 +157,8 @@ std::string prediction_json(const Simulation& s) {
   out.key("unknown_ops").begin_array();
   for (const std::string& op : p.unknown_ops) out.value(op);
   out.end_array();
-  out.field("lifetimes", lifetimes_name(p.lifetimes)).field("loss", loss_origin(s.model));
+  out.field("lifetimes", lifetimes_name(p.lifetimes)).field("choices", p.assumes_choices ? "assumed" : "computed");
+  out.field("loss", loss_origin(s.model));
   if (sends_chosen_tokens(s.model)) out.field("expert_imbalance", s.job.mesh.expert_imbalance);
   write_remedy(out, s);
   if (s.explanation) write_explanation(out, *s.explanation);

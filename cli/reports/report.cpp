@@ -421,6 +421,10 @@ void Report::basis() {
     wrapped("lifetimes",
             "assumed: until when Python names a value is told by module boundaries and source lines; memory's "
             "intervals are wider for it");
+  if (p_.assumes_choices)
+    wrapped(
+        "choices",
+        "assumed: what routers or masks choose is balanced, or as it was told; memory's intervals are wider for it");
   if (loss_origin(s_.model) == "script" && p_.lifetimes == Lifetimes::Assumed)
     wrapped("loss",
             "assumed: the script's cross entropy of the first output, which it names until backward is over; "

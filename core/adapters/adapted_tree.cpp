@@ -43,6 +43,7 @@ class TreeMaker {
     model.has_loss = base_.has_loss;
     model.compute_dtype = base_.compute_dtype;
     model.lifetimes = base_.lifetimes;
+    model.assumes_choices = base_.assumes_choices;
     model.job = base_.job;
     std::size_t first = 0;
     if (loss_around_) tree_.module[0] = tree_.called[0] = add({}, "", base_.modules.front().class_name, {"Module"});

@@ -267,6 +267,7 @@ struct Model {
   // outputs. -1: the loss is the model's own, or there is none.
   std::int32_t loss_begin = -1;
   Lifetimes lifetimes = Lifetimes::Built;
+  bool assumes_choices = false;  // sizes hang on choices that nobody computed (routers, masks): balanced, or as told
   std::map<std::string, std::string> job;  // what the source saw of the script: job key, value as --set takes it
   std::vector<ParallelStyle> parallel;     // empty: nobody knows how to cut it
   std::vector<MeshDimension> mesh;         // of a model that was cut: shapes are those of one rank (core/mesh)

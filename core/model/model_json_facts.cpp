@@ -234,6 +234,11 @@ bool FactsReader::gradient(const Json& row, const std::string& place, OpaqueOp& 
 
 bool FactsReader::top(JsonFields& f) {
   m_.loss_begin = static_cast<std::int32_t>(f.integer_or("loss_begin", -1, -1, kMaxCount));
+  const std::string choices = f.text_or("choices", "computed");
+  m_.assumes_choices = choices == "assumed";
+  if (f.good() && !m_.assumes_choices && choices != "computed")
+    return problem_.set(ErrorCode::OutOfRange, f.place("choices"), "choices come from elsewhere", "computed or assumed",
+                        in_quotes(choices));
   return f.good() && lifetimes(f) && job(f) && parallel(f);
 }
 

@@ -38,11 +38,11 @@ class Reader {
 
  private:
   JsonFields root() {
-    return {document_, "", problem_, {"schema",     "name",          "architecture", "block_class", "tokens_per_batch",
-                                      "has_loss",   "compute_dtype", "loss_begin",   "lifetimes",   "job",
-                                      "inputs",     "modules",       "params",       "buffers",     "calls",
-                                      "containers", "ops",           "module_calls", "regions",     "outputs",
-                                      "parallel",   "params_cast",   "mesh"}};
+    return {document_, "", problem_, {"schema",   "name",          "architecture", "block_class",  "tokens_per_batch",
+                                      "has_loss", "compute_dtype", "loss_begin",   "lifetimes",    "choices",
+                                      "job",      "inputs",        "modules",      "params",       "buffers",
+                                      "calls",    "containers",    "ops",          "module_calls", "regions",
+                                      "outputs",  "parallel",      "params_cast",  "mesh"}};
   }
 
   bool facts() {

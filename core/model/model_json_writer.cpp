@@ -72,6 +72,7 @@ class Writer {
     if (m_.loss_begin >= 0) (out_ += ",\n \"loss_begin\": "), integer(m_.loss_begin);
     if (m_.lifetimes != (m_.ops.empty() ? Lifetimes::Built : Lifetimes::Assumed))
       (out_ += ",\n \"lifetimes\": "), text(lifetimes_name(m_.lifetimes));
+    if (m_.assumes_choices) (out_ += ",\n \"choices\": "), text("assumed");
     for (const ParallelStyle& style : m_.parallel) {
       out_ += &style == m_.parallel.data() ? ",\n \"parallel\": [" : ", ";
       (out_ += "["), text(style.modules), (out_ += ", "), text(style.style), (out_ += "]");

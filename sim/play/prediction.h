@@ -132,6 +132,7 @@ struct Prediction {
   CalibrationLevel level = CalibrationLevel::Datasheet;
   std::vector<std::string> unknown_ops;
   Lifetimes lifetimes = Lifetimes::Built;  // the model's: until when values are named
+  bool assumes_choices = false;            // the model's
   std::int64_t events = 0;                 // simulated, for benchmarks
   Timeline timeline;
 

@@ -365,6 +365,7 @@ class Shadow(unittest.TestCase):
                 self.assertTrue(any("routing is taken as balanced" in note for note in answer["notes"]), answer["notes"])
                 self.assertEqual((job["mesh"]["expert"], job["mesh"]["expert_divide_factor"]), (4, -1))
                 document = json.loads((pathlib.Path(folder) / "model.json").read_text())
+                self.assertEqual(document["choices"], "assumed")
                 self.assertEqual(document["mesh"], [{"name": "expert", "ranks": [0, 1, 2, 3], "place": 0}])
                 own = {row["fqn"] for row in document["params"] if row.get("part") == {"mesh": 0}}
                 self.assertEqual(own, {row["fqn"] for row in document["params"] if ".experts." in row["fqn"]})

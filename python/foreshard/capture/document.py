@@ -80,6 +80,8 @@ def make_document(session, regions: list[dict[str, Any]]) -> dict[str, Any]:
     if session.loss_begin >= 0:
         document["loss_begin"] = program.begin(session.loss_begin)
     document["lifetimes"] = "recorded"
+    if session.recorder.assumes_choices:
+        document["choices"] = "assumed"
     if session.job:
         document["job"] = session.job
     if session.recorder.mesh.groups:

@@ -159,6 +159,7 @@ class Recorder(TorchDispatchMode):
         self.known = KnownValues(guess=None if strict else chosen)
         self.ops: list[dict[str, Any]] = []
         self.notes: list[str] = []
+        self.assumes_choices = False  # sizes hang on choices that nobody computed
         self.region: int | None = None
         self.opaque: Opaque | None = None
         self.engine = False  # autograd's engine runs what comes, in the midst of forward
@@ -348,11 +349,13 @@ class Recorder(TorchDispatchMode):
             out = self._run_on_device(func, name, args, kwargs)
         elif self.known.guessed:
             self.notes.append(f"masks whose values nobody knows choose {self.known.guess:.4g} of their elements here (chosen=)")
-            self.known.guessed = False
+            self.known.guessed, self.assumes_choices = False, True
         elif self.known.hangs_on_batch:
             self.known.used[self.place()] = None
         on_choices = computed is not None and self.known.hangs_on_choices
-        self.notes += [choices.NOTE] * (answered and on_choices)
+        if answered and on_choices:
+            self.notes.append(choices.NOTE)
+            self.assumes_choices = True
         self.known.follow(func, args, kwargs, out, computed, on_choices)
         if computed is None:
             self.known.choose(func, args, kwargs, out)

@@ -39,7 +39,7 @@ constexpr const char* kProgram =
  "outputs": ["y"]})";
 
 constexpr const char* kFacts =
-    R"({"schema": "foreshard.model/2", "name": "facts", "has_loss": true, "loss_begin": 2, "lifetimes": "recorded",
+    R"({"schema": "foreshard.model/2", "name": "facts", "has_loss": true, "loss_begin": 2, "lifetimes": "recorded", "choices": "assumed",
  "job": {"train.optimizer.name": "sgd", "train.micro_batches": 2},
  "inputs": [{"name": "x", "shape": [2, 4], "dtype": "float32", "strides": [1, 2]},
             {"name": "y", "shape": [2, 4], "dtype": "float32", "alias_of": "x"}],
@@ -78,6 +78,7 @@ TEST(ModelJson, FactsAreRead) {
   ASSERT_TRUE(model) << to_text(model.error());
   EXPECT_EQ(model->loss_begin, 2);
   EXPECT_EQ(model->lifetimes, Lifetimes::Recorded);
+  EXPECT_TRUE(model->assumes_choices);
   EXPECT_EQ(model->job.at("train.micro_batches"), "2");
   EXPECT_EQ(model->values[0].strides, (Shape{1, 2}));
   EXPECT_EQ(model->values[1].alias_of, ValueId(std::int32_t{0}));
@@ -159,6 +160,7 @@ TEST(ModelJson, FactsThatCannotBeAreNamed) {
   };
   EXPECT_NE(error("/loss_begin", 3).find("there is no such operator"), std::string::npos);
   EXPECT_NE(error("/lifetimes", "guessed").find("built, recorded or assumed"), std::string::npos);
+  EXPECT_NE(error("/choices", "guessed").find("computed or assumed"), std::string::npos);
   EXPECT_NE(error("/inputs/0/strides", Json::array({1})).find("strides and shape differ"), std::string::npos);
   EXPECT_NE(error("/inputs/0/alias_of", "y").find("nobody makes the value"), std::string::npos);
   EXPECT_NE(error("/ops/0/out/0/held_until", "never").find("forward"), std::string::npos);

@@ -80,7 +80,17 @@ TEST(MemoryIntervals, AreWiderWhereOtherVersionsRan) {
 
 TEST(MemoryIntervals, UnknownOperatorsWidenThem) {
   constexpr Lifetimes kBuilt = Lifetimes::Built;
-  EXPECT_GT(memory_widths("gpu", false, kBuilt).allocated, memory_widths("gpu", true, kBuilt).allocated);
+  EXPECT_GT(memory_widths("gpu", false, kBuilt, false).allocated, memory_widths("gpu", true, kBuilt, false).allocated);
+}
+
+TEST(MemoryIntervals, AssumedChoicesWidenThem) {
+  Prediction prediction;
+  prediction.memory.allocated = prediction.memory.reserved = 10 * kGiB;
+  const MemoryIntervals computed = memory_intervals(prediction, "virtual");
+  prediction.assumes_choices = true;
+  const MemoryIntervals assumed = memory_intervals(prediction, "virtual");
+  EXPECT_GT(assumed.allocated.high, 1.14 * computed.allocated.high);
+  EXPECT_LT(assumed.reserved.low, computed.reserved.low);
 }
 
 TEST(MemoryIntervals, AssumedLifetimesWidenThem) {
