@@ -75,7 +75,7 @@ void read_blocks(UnitFrame& frame, const Model& model, const std::vector<bool>& 
   std::vector<int> unit_of(model.modules.size(), -1);
   const std::vector<PlanUnit>& units = frame.plan->units;
   for (std::size_t u = 0; u < units.size(); ++u) {
-    if (!frame.block[u]) continue;
+    if (!frame.block[u] || units[u].params.empty()) continue;  // a unit of nothing shares no decision with its block
     for (const ModuleId module : units[u].modules) unit_of[module.index()] = static_cast<int>(u);
   }
   std::vector<int> block_of(units.size(), -1);
@@ -126,6 +126,9 @@ UnitFrame frame_of_units(const Job& job, const Model& model, std::shared_ptr<con
         std::all_of(unit.modules.begin(), unit.modules.end(), [&](ModuleId module) { return blocks[module.index()]; }));
   }
   if (free) read_blocks(frame, model, blocks, checkpointed);
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    if (checkpointed[m] && !(free && blocks[m])) frame.recomputed.push_back(model.modules[m].fqn);
+  }
   read_starts(frame);
   return frame;
 }
@@ -159,19 +162,22 @@ bool recomputes(const UnitFrame& frame, const Candidate& candidate, int block) {
                                                : activations == KeepActivations::Recompute;
 }
 
-std::vector<int> blocks_at(const UnitFrame& frame, int unit) {
-  const std::vector<std::string>& modules = frame.modules[static_cast<std::size_t>(unit)];
-  std::vector<int> found;
+std::vector<std::string> recomputed_modules(const UnitFrame& frame, const Candidate& candidate) {
+  std::vector<std::string> modules = frame.recomputed;
   for (std::size_t b = 0; b < frame.blocks.size(); ++b) {
-    const ScheduledBlock& block = frame.blocks[b];
-    const bool lies = block.unit < 0 && std::any_of(modules.begin(), modules.end(), [&](const std::string& module) {
-                        return std::any_of(block.modules.begin(), block.modules.end(), [&](const std::string& own) {
-                          return !module.empty() && (is_within(module, own) || is_within(own, module));
-                        });
-                      });
-    if (block.unit == unit || lies) found.push_back(static_cast<int>(b));
+    const std::vector<std::string>& own = frame.blocks[b].modules;
+    if (recomputes(frame, candidate, static_cast<int>(b))) modules.insert(modules.end(), own.begin(), own.end());
   }
-  return found;
+  return modules;
+}
+
+bool meets_unit(const UnitFrame& frame, int unit, const std::vector<std::string>& modules) {
+  const std::vector<std::string>& own = frame.modules[static_cast<std::size_t>(unit)];
+  return std::any_of(own.begin(), own.end(), [&](const std::string& module) {
+    return std::any_of(modules.begin(), modules.end(), [&](const std::string& other) {
+      return module == other || (!module.empty() && (is_within(module, other) || is_within(other, module)));
+    });
+  });
 }
 
 namespace {

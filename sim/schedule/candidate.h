@@ -46,6 +46,7 @@ struct UnitFrame {
   std::vector<bool> kept;                         // by unit: as the job has it
   std::vector<bool> block;                        // by unit: it is one
   std::vector<ScheduledBlock> blocks;             // in the order of the model; none where the job says finer things
+  std::vector<std::string> recomputed;            // modules that recompute as the job has it, and are no such block
   std::vector<UnitChoice> own_starts;             // fsdp2's own starts
 };
 
@@ -72,8 +73,11 @@ Candidate as_fsdp2(const UnitFrame& frame);
 bool keeps_params(const UnitFrame& frame, const Candidate& candidate, int unit);
 bool recomputes(const UnitFrame& frame, const Candidate& candidate, int block);
 
-/// Of the blocks that are this unit, lie in it or have it inside.
-std::vector<int> blocks_at(const UnitFrame& frame, int unit);
+/// Modules that recompute.
+std::vector<std::string> recomputed_modules(const UnitFrame& frame, const Candidate& candidate);
+
+/// Whether one of `modules` is the unit, lies in it or has it inside.
+bool meets_unit(const UnitFrame& frame, int unit, const std::vector<std::string>& modules);
 
 /// Everything decided stands in the job's own keys (core/plan/planned/planned_runtime.h); nothing is searched.
 Job job_of(const UnitFrame& frame, const Candidate& candidate);

@@ -201,6 +201,7 @@ void look_for_room(Workbench& bench, FoundSchedule& found) {
 void take(const UnitSearch& best, const Model& model, const HardwareProfile& profile, Workbench& bench,
           FoundSchedule& found) {
   found.job = job_of(best.frame(), best.best());
+  found.recomputed = recomputed_modules(best.frame(), best.best());
   found.explicit_starts = best.best().starts;
   found.step_ns = best.judged().ns;
   found.compute_ns = best.judged().compute_ns;

@@ -32,7 +32,8 @@ struct ScheduledUnit {
 struct FoundSchedule {
   Job job;  // with the schedule written out: nothing is searched any more
   std::vector<ScheduledUnit> units;
-  bool explicit_starts = false;  // gathers start where the lists say; else as fsdp2's rule has them
+  std::vector<std::string> recomputed;  // modules
+  bool explicit_starts = false;         // gathers start where the lists say; else as fsdp2's rule has them
   bool fits = false;
   Bytes budget = 0, least_budget = 0;  // least: only where nothing fits
   double step_ns = 0, compute_ns = 0;  // compute: busy time of the compute stream

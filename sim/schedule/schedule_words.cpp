@@ -43,6 +43,7 @@ std::string bytes_in_words(Bytes bytes) {
 
 std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candidate& candidate, const Model& model,
                                            const HardwareProfile& profile, Bytes left) {
+  const std::vector<std::string> recomputed = recomputed_modules(frame, candidate);
   std::vector<ScheduledUnit> rows;
   for (std::size_t place = 0; place < frame.forward.size(); ++place) {
     const auto u = static_cast<std::size_t>(frame.forward[place]);
@@ -55,9 +56,10 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
     for (const ModuleId module : frame.plan->units[u].modules) row.modules.push_back(model.modules[module.index()].fqn);
     const bool kept = keeps_params(frame, candidate, number);
     row.decided.keep = !kept ? "reshard" : choice.params == KeepParams::Always ? "always" : "keep";
-    const std::vector<int> blocks = blocks_at(frame, number);
-    const bool again =
-        std::any_of(blocks.begin(), blocks.end(), [&](int block) { return recomputes(frame, candidate, block); });
+    const bool again = meets_unit(frame, number, recomputed);
+    const bool has_block = std::any_of(frame.blocks.begin(), frame.blocks.end(), [&](const ScheduledBlock& block) {
+      return meets_unit(frame, number, block.modules);
+    });
     row.decided.activations = again ? "recompute" : "keep";
     const auto name = [&](const std::vector<int>& order, int at) {
       return frame.names[static_cast<std::size_t>(order[static_cast<std::size_t>(at)])];
@@ -66,7 +68,7 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
     if (!kept && frame.backward_at[u] >= 0) row.decided.gather_backward = name(frame.backward, choice.backward);
     if (frame.plan->units[u].requires_grad) row.decided.reduce = frame.names[u];
     row.why = why_kept(kept, row.bytes, left, gather_ns(frame, profile, u));
-    if (!blocks.empty()) row.why += again ? "; recomputes to make room" : "; keeps activations: no second forward";
+    if (has_block) row.why += again ? "; recomputes to make room" : "; keeps activations: no second forward";
   }
   return rows;
 }

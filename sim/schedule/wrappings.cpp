@@ -88,16 +88,20 @@ Units in_parts(const std::vector<Row>& rows, const Model& model, bool by_childre
   Units units;
   for (const Row& row : rows) {
     for (const std::vector<std::string>& unit : row.units) {
+      Numel rest = 0;  // what the block itself keeps
+      for (const std::string& block : unit) rest += numel_within(model, block);
       for (const std::string& block : row.blocks ? unit : std::vector<std::string>()) {
         const Numel all = numel_within(model, block);
         for (const ModuleInfo& module : model.modules) {
           if (module.alias_of.valid() || module.fqn == block || !is_within(module.fqn, block)) continue;
           if (by_children && model.modules[module.parent.index()].fqn != block) continue;
           const Numel numel = by_children ? numel_within(model, module.fqn) : own_numel(model, module);
-          if (numel * kLargeShare >= all) units.push_back({module.fqn});
+          if (numel == 0 || numel * kLargeShare < all) continue;
+          units.push_back({module.fqn});
+          rest -= numel;
         }
       }
-      units.push_back(unit);
+      if (rest > 0) units.push_back(unit);
     }
   }
   return units;

@@ -49,7 +49,7 @@ std::vector<std::string> not_expressed(const FoundSchedule& found) {
 
 /// Python's names of decisions, as assignments.
 std::string data_of(const FoundSchedule& found) {
-  std::vector<std::string> units, reshard, recomputed, always;
+  std::vector<std::string> units, reshard, always;
   Lists forward;  // an entry of a unit for itself is a word of ours
   for (const auto& [unit, targets] : found.job.fsdp.prefetch.forward) {
     for (const std::string& target : targets) {
@@ -61,15 +61,13 @@ std::string data_of(const FoundSchedule& found) {
     units.push_back("    " + python_list(unit.modules));
     reshard.push_back(
         fmt::format("    {}: {}", python_text(decided.module), decided.keep == "reshard" ? "True" : "False"));
-    if (decided.activations == "recompute")
-      recomputed.insert(recomputed.end(), unit.modules.begin(), unit.modules.end());
     if (decided.keep == "always") always.push_back(decided.module);
   }
   return fmt::format(
       "UNITS = [\n{},\n]\nRESHARD_AFTER_FORWARD = {{\n{},\n}}\nFORWARD_PREFETCH = {}\nBACKWARD_PREFETCH = {}\n"
       "RECOMPUTED = {}\nKEPT_OVER_MICRO_BATCHES = {}\n",
       fmt::join(units, ",\n"), fmt::join(reshard, ",\n"), python_lists(forward),
-      python_lists(found.job.fsdp.prefetch.backward), python_list(recomputed), python_list(always));
+      python_lists(found.job.fsdp.prefetch.backward), python_list(found.recomputed), python_list(always));
 }
 
 }  // namespace
