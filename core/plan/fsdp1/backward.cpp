@@ -324,14 +324,7 @@ void Backward::pre_backward(UnitState& u) {
   }
   u.busy = true;
   if (!u.has_handle) return;
-  u.state = HandleState::BackwardPre;
-  if (u.needs_pre_backward) {
-    if (!u.prefetched) gathering_.unshard(u, Stream::Q, Stream::U);
-    if (run_.failed()) return;
-    out_.wait_stream(Stream::D, Stream::U);
-  }
-  u.needs_pre_backward = false;
-  gathering_.prefetch_backward(u, BackwardPrefetch::Pre);
+  gathering_.gather_for_backward(u);
   if (run_.failed()) return;
   gradients_.prepare(u);
   u.ran_pre_backward = true;

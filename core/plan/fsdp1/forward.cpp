@@ -130,14 +130,7 @@ void Forward::gather_for_engine(std::int32_t node) {
     UnitState& u = run_.units[static_cast<std::size_t>(place)];
     if (!u.has_handle || u.is_root || u.busy || u.ran_pre_backward) continue;
     u.busy = true;
-    u.state = HandleState::BackwardPre;
-    if (u.needs_pre_backward) {
-      if (!u.prefetched) gathering_.unshard(u, Stream::Q, Stream::U);
-      if (run_.failed()) return;
-      out_.wait_stream(Stream::D, Stream::U);
-    }
-    u.needs_pre_backward = false;
-    gathering_.prefetch_backward(u, BackwardPrefetch::Pre);
+    gathering_.gather_for_backward(u);
     if (run_.failed()) return;
     gradients_.prepare(u);
     u.ran_pre_backward = true;

@@ -356,4 +356,15 @@ void Gathering::prefetch_backward(UnitState& u, BackwardPrefetch when) {
   out_.mark(MarkName::PrefetchEnd, target);
 }
 
+void Gathering::gather_for_backward(UnitState& u) {
+  u.state = HandleState::BackwardPre;
+  if (u.needs_pre_backward) {
+    if (!u.prefetched) unshard(u, Stream::Q, Stream::U);
+    if (run_.failed()) return;
+    out_.wait_stream(Stream::D, Stream::U);
+  }
+  u.needs_pre_backward = false;
+  prefetch_backward(u, BackwardPrefetch::Pre);
+}
+
 }  // namespace foreshard::fsdp1

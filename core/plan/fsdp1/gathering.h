@@ -22,6 +22,8 @@ class Gathering {
   bool frees_in_backward(const UnitState& u) const;
   void prefetch_forward(UnitState& u);
   void prefetch_backward(UnitState& u, BackwardPrefetch when);
+  /// R11: the unit is there for its backward, and the next one is asked for.
+  void gather_for_backward(UnitState& u);
   /// R22: free events that nobody has waited for.
   std::vector<EventId> limiter_queue() const;
 
