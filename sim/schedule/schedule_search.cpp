@@ -44,7 +44,7 @@ Result<bool> trains_less_recomputed(const Job& plain, const Plan& plan, Workbenc
   kept.checkpointing = {};
   const auto whole = bench.prepare(kept);
   if (!whole) return fail(whole.error());
-  return differentiated(*whole->plan) > differentiated(plan);
+  return whole->plan->iterations.empty() || differentiated(*whole->plan) > differentiated(plan);
 }
 
 Result<UnitFrame> frame_of(const Job& job, Workbench& bench) {
@@ -164,7 +164,8 @@ std::int64_t retries_a_step(const Prediction& prediction) {
 
 bool is_roomy(const Prediction& prediction) { return prediction.fits && retries_a_step(prediction) == 0; }
 
-/// On a full card, the least budget with which the allocator has no retries, to 16 MiB.
+/// On a full card, a budget with which the allocator has no retries, the least that halving finds, to 16 MiB: more
+/// memory is not always better to it.
 void look_for_room(Workbench& bench, FoundSchedule& found) {
   constexpr Bytes kStep = 16 * kMiB;
   constexpr int kDoublings = 12;
