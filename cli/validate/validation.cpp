@@ -39,7 +39,7 @@ ValidatedNumber number(std::string quantity, const MeasuredRun& run, double pred
 /// Of a published run: the simulated profile is a card's.
 ValidatedNumber peak(std::string quantity, const MeasuredRun& run, const Prediction& p, Bytes predicted,
                      double measured, bool counted) {
-  const MemoryWidths widths = memory_widths("gpu", p.unknown_ops.empty(), p.lifetimes, p.assumes_choices);
+  const MemoryWidths widths = memory_widths("gpu", p);
   const bool reserved = quantity.find("reserved") != std::string::npos;
   const double width = reserved ? widths.reserved : widths.allocated;
   ValidatedNumber result = number(std::move(quantity), run, gib(predicted), measured, counted);

@@ -4,10 +4,10 @@
 #include <array>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <variant>
 
 #include "core/lowering/lowering_machine.h"
+#include "core/model/mesh_dimension.h"
 
 namespace foreshard::lowering {
 
@@ -56,18 +56,16 @@ const ArgList* collectives_of(const Op& op, std::string_view key) {
 
 /// One kernel each while its results are there; all that it does is meet others where it multiplies nothing.
 void meet(Emitter& emit, const ArgList* rows, DType dtype) {
-  static constexpr std::array<std::pair<std::string_view, KernelCollective>, 4> kKinds{
-      {{"all_gather", KernelCollective::AllGather},
-       {"reduce_scatter", KernelCollective::ReduceScatter},
-       {"all_reduce", KernelCollective::AllReduce},
-       {"all_to_all", KernelCollective::AllToAll}}};
-  for (const Arg& arg : rows == nullptr ? ArgList{} : *rows) {
+  static constexpr std::array<KernelCollective, kMetCollectives.size()> kKinds{
+      KernelCollective::AllGather, KernelCollective::ReduceScatter, KernelCollective::AllReduce,
+      KernelCollective::AllToAll};
+  if (rows == nullptr) return;
+  for (const Arg& arg : *rows) {
     const auto& row = std::get<ArgList>(arg.value);
     const auto& word = std::get<std::string>(row[0].value);
-    const auto kind = std::find_if(kKinds.begin(), kKinds.end(), [&](const auto& each) { return each.first == word; });
-    if (kind == kKinds.end()) continue;
-    Kernel kernel = emit.start(std::string("c10d.") + word, KernelClass::Copy, dtype);
-    kernel.collective = kind->second;
+    const auto kind = std::find(kMetCollectives.begin(), kMetCollectives.end(), word) - kMetCollectives.begin();
+    Kernel kernel = emit.start("c10d." + word, KernelClass::Copy, dtype);
+    kernel.collective = kKinds.at(static_cast<std::size_t>(kind));
     kernel.dimension = static_cast<std::int32_t>(std::get<std::int64_t>(row[1].value));
     kernel.vector_bytes = std::get<std::int64_t>(row[2].value);
     emit.tape().kernel(kernel);

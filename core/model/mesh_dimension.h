@@ -1,7 +1,9 @@
 // What a dimension of the device mesh means to whoever plans over it.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "core/model/model.h"
@@ -11,6 +13,10 @@ namespace foreshard {
 inline constexpr const char* kTensorDimension = "tensor";
 inline constexpr const char* kContextDimension = "context";
 inline constexpr const char* kExpertDimension = "expert";
+
+/// Collectives inside of an operator ("meets", docs/formats/model.md).
+inline constexpr std::array<std::string_view, 4> kMetCollectives{"all_gather", "reduce_scatter", "all_reduce",
+                                                                 "all_to_all"};
 
 inline constexpr const char* kScriptDimension = "script";  // a group of the script's own, in which no parameters lie
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/model/json_input.h"
+#include "core/model/mesh_dimension.h"
 
 namespace foreshard {
 namespace {
@@ -152,6 +153,14 @@ bool FactsReader::collectives(const JsonFields& f, const Op& op) {
     const auto* at = std::get_if<std::int64_t>(&arg.value);
     return at != nullptr && *at >= 0 && *at < static_cast<std::int64_t>(m_.mesh.size());
   };
+  const auto is_met = [](const Arg& arg) {
+    const auto* word = std::get_if<std::string>(&arg.value);
+    return word != nullptr && std::find(kMetCollectives.begin(), kMetCollectives.end(), *word) != kMetCollectives.end();
+  };
+  const auto is_count = [](const Arg& arg) {
+    const auto* count = std::get_if<std::int64_t>(&arg.value);
+    return count != nullptr && *count >= 0;
+  };
   bool good = op.name != "mesh.all_to_all" || (op.args.size() > 1 && exists(op.args[1]) && !op.out.empty());
   for (const NamedArg& named : op.kwargs) {
     if (named.name != "meets" && named.name != "meets_backward") continue;
@@ -159,17 +168,34 @@ bool FactsReader::collectives(const JsonFields& f, const Op& op) {
     good = good && rows != nullptr && op.name.starts_with("opaque.");
     for (std::size_t i = 0; good && i < rows->size(); ++i) {
       const auto* row = std::get_if<ArgList>(&(*rows)[i].value);
-      good = row != nullptr && row->size() > 2 && std::holds_alternative<std::string>((*row)[0].value) &&
-             exists((*row)[1]) && std::holds_alternative<std::int64_t>((*row)[2].value);
+      good = row != nullptr && row->size() > 2 && is_met((*row)[0]) && exists((*row)[1]) && is_count((*row)[2]);
     }
   }
-  return good ||
-         problem_.set(ErrorCode::Inconsistent, f.place("kwargs"), "a collective names whom it meets",
-                      R"(["all_to_all", DIMENSION, BYTES] in "meets", with a dimension of "mesh")", in_quotes(op.name));
+  return good || problem_.set(ErrorCode::Inconsistent, f.place("kwargs"), "a collective names whom it meets",
+                              R"([KIND, DIMENSION, BYTES] in "meets": all_to_all, all_gather, reduce_scatter or )"
+                              R"(all_reduce, and a dimension of "mesh")",
+                              in_quotes(op.name));
+}
+
+bool FactsReader::releases(const JsonFields& f, const Op& op) {
+  const auto named =
+      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& arg) { return arg.name == "releases"; });
+  if (named == op.kwargs.end()) return true;
+  const std::string place = f.place("kwargs");
+  const auto* names = std::get_if<ArgList>(&named->arg.value);
+  if (names == nullptr)
+    return problem_.set(ErrorCode::WrongType, place, "\"releases\" is of another type", "a list of values' names",
+                        in_quotes(op.name));
+  for (const Arg& arg : *names) {
+    const auto* name = std::get_if<std::string>(&arg.value);
+    ValueId id;
+    if (!value_of(name == nullptr ? std::string() : *name, place, id)) return false;
+  }
+  return true;
 }
 
 bool FactsReader::op(JsonFields& f, Op& op) {
-  if (!collectives(f, op)) return false;
+  if (!collectives(f, op) || !releases(f, op)) return false;
   op.region = static_cast<std::int32_t>(f.integer_or("region", -1, 0, kMaxCount));
   const bool named = op.name.starts_with("opaque.");
   const Json* body = f.find("opaque");

@@ -44,6 +44,7 @@ class FactsReader {
   bool held(JsonFields& f, Hold& hold);
   bool lifetimes(JsonFields& f);
   bool collectives(const JsonFields& f, const Op& op);
+  bool releases(const JsonFields& f, const Op& op);
   bool saved(const nlohmann::json& row, const std::string& place, OpaqueOp& opaque);
   bool gradient(const nlohmann::json& row, const std::string& place, OpaqueOp& opaque);
   bool job(JsonFields& f);

@@ -21,23 +21,19 @@ Estimate around(Bytes bytes, double half_width) {
 
 }  // namespace
 
-MemoryWidths memory_widths(std::string_view kind, bool knows_all_operators, Lifetimes lifetimes, bool assumes_choices) {
+MemoryWidths memory_widths(std::string_view kind, const Prediction& prediction) {
   MemoryWidths widths = kind == "virtual" ? kSameVersions : kind == "cpu" ? kHost : kPublished;
-  double factor = knows_all_operators ? 1 : kUnknownOperators;
-  if (lifetimes == Lifetimes::Assumed) factor *= kAssumedLifetimes;
-  widths.allocated *= factor;
-  widths.reserved *= factor;
-  if (assumes_choices) {
-    widths.allocated += kAssumedChoices;
-    widths.reserved += kAssumedChoices;
-  }
+  double factor = prediction.unknown_ops.empty() ? 1 : kUnknownOperators;
+  if (prediction.lifetimes == Lifetimes::Assumed) factor *= kAssumedLifetimes;
+  const double more = prediction.assumes_choices ? kAssumedChoices : 0;
+  widths.allocated = factor * widths.allocated + more;
+  widths.reserved = factor * widths.reserved + more;
   return widths;
 }
 
 MemoryIntervals memory_intervals(const Prediction& prediction, std::string_view kind) {
   const PeakMemory& memory = prediction.memory;
-  const MemoryWidths widths =
-      memory_widths(kind, prediction.unknown_ops.empty(), prediction.lifetimes, prediction.assumes_choices);
+  const MemoryWidths widths = memory_widths(kind, prediction);
   MemoryIntervals result;
   result.allocated = around(memory.allocated, widths.allocated);
   result.active = around(memory.active, widths.allocated);

@@ -22,6 +22,6 @@ MemoryIntervals memory_intervals(const Prediction& prediction, std::string_view 
 struct MemoryWidths {
   double allocated = 0, reserved = 0;
 };
-MemoryWidths memory_widths(std::string_view kind, bool knows_all_operators, Lifetimes lifetimes, bool assumes_choices);
+MemoryWidths memory_widths(std::string_view kind, const Prediction& prediction);
 
 }  // namespace foreshard

@@ -24,7 +24,7 @@ std::int64_t rank_in_group(const Plan& plan) {
 /// By ParamId: what autograd gives no gradient in the plan is not stepped and has no state (fsdp2's layouts; fsdp1's
 /// flat gradients are zero there). Empty: the plan does not say.
 std::vector<bool> without_gradient(const Plan& plan, const Model& model) {
-  if (plan.runtime != Runtime::Fsdp2 && plan.runtime != Runtime::Planned) return {};
+  if (!has_fsdp2_layouts(plan)) return {};
   std::vector<bool> without(model.params.size(), true);
   bool any = false;
   for (const PlanIteration& iteration : plan.iterations) {

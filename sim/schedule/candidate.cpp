@@ -56,19 +56,6 @@ void read_starts(UnitFrame& frame) {
   }
 }
 
-/// Parameters of a module and of all inside.
-Bytes bytes_within(const Model& model, const std::string& name) {
-  Bytes bytes = 0;
-  for (const ModuleInfo& module : model.modules) {
-    if (!is_within(module.fqn, name)) continue;
-    for (const ParamId param : module.params) {
-      const ParamInfo& info = model.params[param.index()];
-      bytes += numel_of(info.shape) * itemsize(info.dtype);
-    }
-  }
-  return bytes;
-}
-
 /// The outermost blocks; those of a unit that is nothing else are decided together.
 void read_blocks(UnitFrame& frame, const Model& model, const std::vector<bool>& blocks,
                  const std::vector<bool>& checkpointed) {
@@ -92,7 +79,7 @@ void read_blocks(UnitFrame& frame, const Model& model, const std::vector<bool>& 
     ScheduledBlock& block = unit < 0 ? frame.blocks.back()
                                      : frame.blocks[static_cast<std::size_t>(block_of[static_cast<std::size_t>(unit)])];
     block.modules.push_back(model.modules[m].fqn);
-    block.bytes += bytes_within(model, model.modules[m].fqn);
+    block.numel += numel_within(model, model.modules[m].fqn);
   }
 }
 
@@ -101,6 +88,20 @@ void read_blocks(UnitFrame& frame, const Model& model, const std::vector<bool>& 
 bool is_within(const std::string& inner, const std::string& outer) {
   return outer.empty() || inner == outer ||
          (inner.size() > outer.size() && inner.starts_with(outer) && inner[outer.size()] == '.');
+}
+
+Numel own_numel(const Model& model, const ModuleInfo& module) {
+  Numel numel = 0;
+  for (const ParamId param : module.params) numel += numel_of(model.params[param.index()].shape);
+  return numel;
+}
+
+Numel numel_within(const Model& model, const std::string& name) {
+  Numel numel = 0;
+  for (const ModuleInfo& module : model.modules) {
+    if (is_within(module.fqn, name)) numel += own_numel(model, module);
+  }
+  return numel;
 }
 
 UnitFrame frame_of_units(const Job& job, const Model& model, std::shared_ptr<const Plan> plan,

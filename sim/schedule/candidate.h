@@ -29,7 +29,7 @@ struct UnitChoice {
 /// What recomputes as one: a block of the architecture, or those that one unit groups.
 struct ScheduledBlock {
   std::vector<std::string> modules;
-  Bytes bytes = 0;          // of its parameters, whole
+  Numel numel = 0;          // of its parameters, whole
   int unit = -1;            // that it is; -1: it lies in one, or has some inside
   bool recomputed = false;  // as the job has it
 };
@@ -66,6 +66,9 @@ struct Candidate {
 
 /// Names of modules; the root's is "".
 bool is_within(const std::string& inner, const std::string& outer);
+/// Parameters of a module, without and with what lies inside.
+Numel own_numel(const Model& model, const ModuleInfo& module);
+Numel numel_within(const Model& model, const std::string& name);
 
 /// Nothing decided: fsdp2's schedule of the job.
 Candidate as_fsdp2(const UnitFrame& frame);

@@ -6,6 +6,11 @@
 
 namespace foreshard {
 
+std::int64_t retries_of_last_step(const Prediction& prediction) {
+  const std::vector<IterationResult>& played = prediction.iterations;
+  return played.size() < 2 ? 0 : played.back().alloc_retries - played[played.size() - 2].alloc_retries;
+}
+
 CandidateJudge::CandidateJudge(const UnitFrame& frame, Workbench& bench, Bytes budget, int threads)
     : frame_(frame),
       bench_(bench),
@@ -21,7 +26,9 @@ Judged CandidateJudge::simulated(const Candidate& candidate, Workbench& bench) c
   result.fits = prediction->fits && prediction->deadlock.empty();
   result.reserved = prediction->memory.reserved;
   result.allocated = prediction->memory.allocated;
+  result.outside = static_cast<Bytes>(prediction->memory.outside_allocator.value);
   result.compute_ns = static_cast<double>(prediction->iterations.back().compute);
+  result.alloc_retries = retries_of_last_step(*prediction);
   if (result.fits) result.ns = prediction->step_time_ns.value;
   return result;
 }

@@ -2,6 +2,7 @@
 // by side. Answers do not depend on the number of threads, nor on what was looked at ahead.
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <list>
 #include <map>
@@ -17,10 +18,14 @@ namespace foreshard {
 struct Judged {
   static constexpr double kNoTime = std::numeric_limits<double>::infinity();
   bool fits = false;
-  double ns = kNoTime, compute_ns = 0;  // of a step; busy time of the compute stream
-  Bytes reserved = 0, allocated = 0;
+  double ns = kNoTime, compute_ns = 0;             // of a step; busy time of the compute stream
+  Bytes reserved = 0, allocated = 0, outside = 0;  // outside: context and communicators
+  std::int64_t alloc_retries = 0;                  // of the last step
   bool operator==(const Judged&) const = default;
 };
+
+/// How often the allocator gave its cache back to the driver and asked again.
+std::int64_t retries_of_last_step(const Prediction& prediction);
 
 class CandidateJudge {
  public:

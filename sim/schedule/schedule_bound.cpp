@@ -171,9 +171,9 @@ class Bound {
     parts_.free_bytes = static_cast<double>(budget_ - std::max(base->after_forward, base->at_loss));
     for (const Bytes bytes : frame_.bytes) parts_.free_bytes += static_cast<double>(bytes);
     const auto batches = static_cast<double>(frame_.plan->iterations.back().micro_batches);
-    std::map<Bytes, std::vector<std::size_t>> alike;  // blocks by size
-    for (std::size_t b = 0; b < frame_.blocks.size(); ++b) alike[frame_.blocks[b].bytes].push_back(b);
-    for (const auto& [bytes, blocks] : alike) {
+    std::map<Numel, std::vector<std::size_t>> alike;  // blocks by size
+    for (std::size_t b = 0; b < frame_.blocks.size(); ++b) alike[frame_.blocks[b].numel].push_back(b);
+    for (const auto& [numel, blocks] : alike) {
       const auto kept = recompute(blocks);
       if (!kept) return fail(kept.error());
       const auto count = static_cast<double>(blocks.size());

@@ -20,11 +20,8 @@ struct ScheduleBound {
   double ns = 0;
   double compute_ns = 0, gathers_ns = 0, reductions_ns = 0;  // at the best share
   double ends_ns = 0;                                        // first gather and last reduction
-  enum class Side : std::uint8_t {
-    Compute,
-    Links,
-    Order
-  } side = Side::Compute;  // what decides; Order: who waits for whom
+  enum class Side : std::uint8_t { Compute, Links, Order };  // Order: who waits for whom
+  Side side = Side::Compute;                                 // what decides
   // A step with links and memory for nothing, simulated: what the host issues counts too. No proof, but where it is
   // longer than the bound the host holds things up, which no schedule changes.
   double free_step_ns = 0;

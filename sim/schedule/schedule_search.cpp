@@ -157,12 +157,7 @@ const UnitSearch& best_search(const UnitSearch& own, const Searches& others, con
   return *best;
 }
 
-std::int64_t retries_a_step(const Prediction& prediction) {
-  const std::vector<IterationResult>& played = prediction.iterations;
-  return played.size() < 2 ? 0 : played.back().alloc_retries - played[played.size() - 2].alloc_retries;
-}
-
-bool is_roomy(const Prediction& prediction) { return prediction.fits && retries_a_step(prediction) == 0; }
+bool is_roomy(const Prediction& prediction) { return prediction.fits && retries_of_last_step(prediction) == 0; }
 
 /// On a full card, a budget with which the allocator has no retries, the least that halving finds, to 16 MiB: more
 /// memory is not always better to it.
@@ -175,9 +170,6 @@ void look_for_room(Workbench& bench, FoundSchedule& found) {
     job.schedule.budget = budget;
     return bench.predict(job);
   };
-  const auto now = within(found.budget);
-  if (!now) return;
-  found.alloc_retries = retries_a_step(*now);
   Bytes tight = found.budget, more = kStep;
   for (int k = 0; found.alloc_retries > 0 && k < kDoublings; ++k, more *= 2) {
     const auto one = within(found.budget + more);
@@ -209,6 +201,7 @@ void take(const UnitSearch& best, const Model& model, const HardwareProfile& pro
   found.peak_reserved = best.judged().reserved;
   found.padding = padding_of(*best.frame().plan, model);
   found.units = scheduled_units(best.frame(), best.best(), model, profile, found.budget - found.peak_reserved);
+  found.alloc_retries = best.judged().alloc_retries;
   look_for_room(bench, found);
 }
 
@@ -279,9 +272,7 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
     found.job.schedule.budget = given.schedule.budget;
     // Without a budget a card holds a plan to what that plan's communicators leave: it is told where that is not what
     // was searched for.
-    const auto alone = bench.predict(found.job);
-    if (alone && static_cast<Bytes>(alone->memory.outside_allocator.value) != outside)
-      found.job.schedule.budget = *budget;
+    if (best.judged().outside != outside) found.job.schedule.budget = *budget;
     const auto bound = schedule_bound(best.frame(), profile, *budget, bench);
     if (!bound) return fail(bound.error());
     found.bound = *bound;

@@ -38,9 +38,8 @@ struct FoundSchedule {
   Bytes budget = 0, least_budget = 0;  // least: only where nothing fits
   double step_ns = 0, compute_ns = 0;  // compute: busy time of the compute stream
   Bytes peak_reserved = 0;
-  std::int64_t alloc_retries =
-      0;               // a step, on a card that is full: the driver takes cached blocks back and gives others
-  RivalStep roomy;     // the same schedule with the least memory of which there are none (`reserved`)
+  std::int64_t alloc_retries = 0;  // a step, on a full card: its cache goes back to the driver, which is asked again
+  RivalStep roomy;                 // the same schedule where there are none; `reserved` is the budget
   double padding = 0;  // part of what units gather that no parameter has: fsdp2 shards each along one dimension
   RivalStep fsdp2, fsdp1;
   Proposal proposal;  // what to run: this schedule, or FSDP1

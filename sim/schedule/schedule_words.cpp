@@ -95,8 +95,7 @@ std::string room_advice_of(const FoundSchedule& found) {
   if (found.alloc_retries <= 0 || found.roomy.step_ns <= 0) return {};
   return fmt::format(
       "the card is full: {} times a step the allocator gives its cache back and asks the driver again; with a budget "
-      "of {} "
-      "it would not, and a step would take {}",
+      "of {} it would not, and a step would take {}",
       found.alloc_retries, bytes_in_words(found.roomy.reserved), time_in_words(found.roomy.step_ns));
 }
 

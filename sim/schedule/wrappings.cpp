@@ -67,38 +67,32 @@ std::vector<Row> rows_of_blocks(const Model& model) {
   return rows;
 }
 
-Numel own_numel(const Model& model, const ModuleInfo& module) {
-  Numel numel = 0;
-  for (const ParamId param : module.params) numel += numel_of(model.params[param.index()].shape);
-  return numel;
-}
-
-Numel numel_within(const Model& model, const std::string& name) {
-  Numel numel = 0;
-  for (const ModuleInfo& module : model.modules) {
-    if (is_within(module.fqn, name)) numel += own_numel(model, module);
-  }
-  return numel;
-}
-
-/// Every block with the large ones of what it is made of as units inside it: its children, or whatever has parameters
-/// itself. What is gathered at a time is smaller.
-Units in_parts(const std::vector<Row>& rows, const Model& model, bool by_children) {
+/// What is large in a block: its children, or whatever has parameters itself.
+std::vector<const ModuleInfo*> parts_of(const std::string& block, const Model& model, bool children) {
   constexpr Numel kLargeShare = 16;  // of the block
+  const Numel all = numel_within(model, block);
+  std::vector<const ModuleInfo*> parts;
+  for (const ModuleInfo& module : model.modules) {
+    if (module.alias_of.valid() || module.fqn == block || !is_within(module.fqn, block)) continue;
+    if (children && model.modules[module.parent.index()].fqn != block) continue;
+    const Numel numel = children ? numel_within(model, module.fqn) : own_numel(model, module);
+    if (numel > 0 && numel * kLargeShare >= all) parts.push_back(&module);
+  }
+  return parts;
+}
+
+/// Every block with its large parts as units inside it, and what is left of it as another.
+Units in_parts(const std::vector<Row>& rows, const Model& model, bool children) {
   Units units;
   for (const Row& row : rows) {
     for (const std::vector<std::string>& unit : row.units) {
-      Numel rest = 0;  // what the block itself keeps
-      for (const std::string& block : unit) rest += numel_within(model, block);
-      for (const std::string& block : row.blocks ? unit : std::vector<std::string>()) {
-        const Numel all = numel_within(model, block);
-        for (const ModuleInfo& module : model.modules) {
-          if (module.alias_of.valid() || module.fqn == block || !is_within(module.fqn, block)) continue;
-          if (by_children && model.modules[module.parent.index()].fqn != block) continue;
-          const Numel numel = by_children ? numel_within(model, module.fqn) : own_numel(model, module);
-          if (numel == 0 || numel * kLargeShare < all) continue;
-          units.push_back({module.fqn});
-          rest -= numel;
+      Numel rest = 0;
+      for (const std::string& module : unit) {
+        rest += numel_within(model, module);
+        if (!row.blocks) continue;
+        for (const ModuleInfo* part : parts_of(module, model, children)) {
+          units.push_back({part->fqn});
+          rest -= children ? numel_within(model, part->fqn) : own_numel(model, *part);
         }
       }
       if (rest > 0) units.push_back(unit);
@@ -155,10 +149,11 @@ std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model, boo
     if (!ends.empty()) jobs.push_back(with_units(job, std::move(units)));
   }
   if (!root_alone) jobs.push_back(with_units(job, {}));
-  for (const bool by_children : {true, false}) {
-    Units units = finer ? in_parts(rows, model, by_children) : Units{};
-    std::size_t blocks = 0;
-    for (const Row& row : rows) blocks += row.units.size();
+  if (!finer) return jobs;
+  std::size_t blocks = 0;
+  for (const Row& row : rows) blocks += row.units.size();
+  for (const bool children : {true, false}) {
+    Units units = in_parts(rows, model, children);
     if (units.size() <= blocks) continue;
     units.insert(units.end(), ends.begin(), ends.end());
     jobs.push_back(with_units(job, std::move(units)));

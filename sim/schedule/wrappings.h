@@ -1,6 +1,6 @@
 // Other ways of cutting the same model into units: neighbours that share a collective, blocks of their own where the
-// job names none, large embeddings and heads apart from the root, everything in one. Fewer units: fewer calls and
-// longer messages; more: more that runs beside them.
+// job names none, large embeddings and heads apart from the root, everything in one, the large parts of blocks. Fewer
+// units: fewer calls and longer messages; more: more that runs beside them, and less that is gathered at a time.
 #pragma once
 
 #include <vector>
@@ -11,8 +11,8 @@
 
 namespace foreshard {
 
-/// The job with other units, each way once, the finest first. Empty where the job says for named units what they do: it
-/// would mean others then. Not every one can be planned.
+/// The job with other units, each way once. `finer`: blocks in parts too. Empty where the job says for named units what
+/// they do: it would mean others then. Not every one can be planned.
 std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model, bool finer);
 
 }  // namespace foreshard

@@ -12,13 +12,16 @@
 //   x2?step       only if argument 2 was saved; mean? only if the loss is a mean. Else the step's first operand goes
 //                 on.
 //   @             the operator itself;  = a  no kernel
-//   kept a, part g L0, wide a, column a, turned a, less a, as_real a, as_complex a   views: reduced dimensions as ones,
-//   a piece, expanded
-//                 to the first argument, [n, 1], transposed, without one of the operator's dimension
-//   sum a, count a, mean a   reductions: of everything, over the operator's dimensions;  rows a   over the first;
-//   columns a   over all but the last; along a   over the dimension that is the operator's third argument;  last a over
-//   the last;  piece a L0   a slice or an element of it half0 a, half1 a   the real or the imaginary parts of complex
-//   numbers, a view
+//   kept a, part g L0, wide a, column a, turned a, less a, as_real a, as_complex a
+//                 views: reduced dimensions as ones, a piece, expanded to the first argument, [n, 1], transposed,
+//                 without one of the operator's dimension
+//   sum a, count a, mean a
+//                 reductions: of everything, over the operator's dimensions
+//   rows a, columns a, along a, last a
+//                 reductions over the first dimension, all but the last, the operator's third argument, the last
+//   piece a L0    a slice or an element of it
+//   half0 a, half1 a
+//                 the real or the imaginary parts of complex numbers, a view
 // A statement ends with ";;" or with its part. Its temporaries go then, but for those that a later one reads and for
 // locals with a name of their own, which a "&" in front of the step marks: these go with the formula.
 #include <algorithm>

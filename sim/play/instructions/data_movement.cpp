@@ -82,8 +82,7 @@ bool DataMovement::take_copy_arguments(const Instruction& i) {
   const Plan& plan = context_.plan;
   const bool splits = i.kind == InstructionKind::CopyOut && i.buffer.what == BufferWhat::AgBuffer;
   const bool joins = i.kind == InstructionKind::CopyIn && i.buffer.what == BufferWhat::RsInput;
-  const bool layouts = plan.runtime == Runtime::Fsdp2 || plan.runtime == Runtime::Planned;
-  if (!layouts || (!splits && !joins) || context_.device.profile.kind == "cpu") return true;
+  if (!has_fsdp2_layouts(plan) || (!splits && !joins) || context_.device.profile.kind == "cpu") return true;
   const PlanUnit& unit = plan.units[i.unit.index()];
   const Bytes bytes =
       splits ? split_arguments(unit, i.unit, collectives_.gathered_from(i.unit)) : cat_arguments(i, unit);

@@ -82,9 +82,7 @@ bool SegmentStorages::allocate_gradient(const Slot& made, std::int32_t instance,
   buffers_.own(buffer, 0, block);
   if (!recorder_.open()) return true;
   // FSDP2's units reduce theirs in backward, so that nobody but the plan's buffers asks for them.
-  const Runtime runtime = context_.plan.runtime;
-  const bool reduced = runtime == Runtime::Fsdp2 || runtime == Runtime::Planned;
-  const bool passable = alone && buffer.unit.valid() && reduced;
+  const bool passable = alone && buffer.unit.valid() && has_fsdp2_layouts(context_.plan);
   recorder_.made(passable ? place_of_buffer(at) : -1, false, false, block, slot);
   return true;
 }

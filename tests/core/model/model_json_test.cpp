@@ -134,6 +134,11 @@ TEST(ModelJson, TheProgramOfOneRankNamesItsGroups) {
   EXPECT_EQ(broken("/ops/0/args/1", 2), "ops[0].kwargs");
   EXPECT_EQ(broken("/ops/1/kwargs/meets/0/1", -1), "ops[1].kwargs");
   EXPECT_EQ(broken("/ops/1/kwargs/meets/0", "all_reduce"), "ops[1].kwargs");
+  EXPECT_EQ(broken("/ops/1/kwargs/meets/0/0", "broadcast"), "ops[1].kwargs");
+  EXPECT_EQ(broken("/ops/1/kwargs/meets/0/2", -1), "ops[1].kwargs");
+  EXPECT_EQ(broken("/ops/1/kwargs/releases", {"nobody"}), "ops[1].kwargs");
+  EXPECT_EQ(broken("/ops/1/kwargs/releases", {3}), "ops[1].kwargs");
+  EXPECT_EQ(broken("/ops/1/kwargs/releases", 3), "ops[1].kwargs");
   EXPECT_EQ(broken("/ops/1/kwargs/meets_backward/0/2", 1.5), "ops[1].kwargs");
 }
 

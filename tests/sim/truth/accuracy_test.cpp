@@ -79,8 +79,9 @@ TEST(MemoryIntervals, AreWiderWhereOtherVersionsRan) {
 }
 
 TEST(MemoryIntervals, UnknownOperatorsWidenThem) {
-  constexpr Lifetimes kBuilt = Lifetimes::Built;
-  EXPECT_GT(memory_widths("gpu", false, kBuilt, false).allocated, memory_widths("gpu", true, kBuilt, false).allocated);
+  Prediction knows_all, guesses;
+  guesses.unknown_ops = {"my.op"};
+  EXPECT_GT(memory_widths("gpu", guesses).allocated, memory_widths("gpu", knows_all).allocated);
 }
 
 TEST(MemoryIntervals, AssumedChoicesWidenThem) {
