@@ -170,9 +170,6 @@ std::vector<std::int32_t> reduced_dims(const Op& op, std::int32_t n);
 std::int64_t int_arg(const Op& op, std::size_t position, std::string_view name, std::int64_t fallback);
 double number_arg(const Op& op, std::size_t position, std::string_view name, double fallback);
 bool bool_arg(const Op& op, std::size_t position, std::string_view name, bool fallback);
-/// Whether autograd's engine ran it in the midst of a forward (torch.autograd.grad, torch.func.grad), in its own
-/// thread.
-inline bool is_run_by_engine(const Op& op) { return bool_arg(op, op.args.size(), "engine", false); }
 std::vector<std::int64_t> list_arg(const Op& op, std::size_t position, std::string_view name);
 
 }  // namespace foreshard::lowering

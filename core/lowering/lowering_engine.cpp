@@ -8,6 +8,7 @@
 
 #include "core/lowering/backward/backward.h"
 #include "core/lowering/lowering_opaque.h"
+#include "core/model/op_keywords.h"
 
 namespace foreshard::lowering {
 

@@ -8,6 +8,7 @@
 
 #include "core/lowering/lowering_machine.h"
 #include "core/model/mesh_dimension.h"
+#include "core/model/op_keywords.h"
 
 namespace foreshard::lowering {
 
@@ -48,12 +49,6 @@ std::vector<Ref> results_of(Emitter& emit, const std::vector<Ref>& args, const s
   return out;
 }
 
-/// Collectives inside of it, of forward or backward: ["all_to_all", dimension, bytes] each.
-const ArgList* collectives_of(const Op& op, std::string_view key) {
-  const auto named = std::find_if(op.kwargs.begin(), op.kwargs.end(), [&](const auto& arg) { return arg.name == key; });
-  return named == op.kwargs.end() ? nullptr : std::get_if<ArgList>(&named->arg.value);
-}
-
 /// One kernel each while its results are there; all that it does is meet others where it multiplies nothing.
 void meet(Emitter& emit, const ArgList* rows, DType dtype) {
   static constexpr std::array<KernelCollective, kMetCollectives.size()> kKinds{
@@ -92,7 +87,7 @@ std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std
   if (opaque.bytes_moved > 0) kernel.read = std::max<Bytes>(opaque.bytes_moved - kernel.written, 0);
   const Ref workspace =
       opaque.workspace_bytes > 0 ? emit.tape().make_bytes(opaque.workspace_bytes, SlotCategory::Workspace) : Ref();
-  const ArgList* met = collectives_of(*emit.op(), "meets");
+  const ArgList* met = collectives_inside(*emit.op());
   without_work(kernel, met);
   const DType dtype = kernel.dtype;
   emit.tape().kernel(std::move(kernel));
@@ -150,7 +145,7 @@ std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const Ba
     const Layout layout = contiguous_layout(dims_of(opaque.backward[i].shape), opaque.backward[i].dtype);
     temporaries.push_back(emit.tape().make(layout, SlotCategory::Workspace));
   }
-  const ArgList* met = collectives_of(*emit.op(), "meets_backward");
+  const ArgList* met = collectives_inside(*emit.op(), /*backward=*/true);
   without_work(kernel, met);
   const DType dtype = kernel.dtype;
   emit.tape().kernel(std::move(kernel));

@@ -7,6 +7,7 @@
 
 #include "core/lowering/lowering_machine.h"
 #include "core/lowering/mesh/ring_attention.h"
+#include "core/model/op_keywords.h"
 
 namespace foreshard {
 namespace {
@@ -71,8 +72,7 @@ const OpRule* find_mesh_rule(std::string_view name) {
 std::int32_t mesh_dimension_either_way(const Op& op) {
   const OpRule* rule = op.name.starts_with("mesh.") ? find_mesh_rule(op.name) : nullptr;
   if (rule == nullptr || rule->form != OpForm::Mesh) return -1;
-  const bool named =
-      std::any_of(op.kwargs.begin(), op.kwargs.end(), [](const auto& arg) { return arg.name == "mesh"; });
+  const bool named = keyword(op, "mesh") != nullptr;
   return static_cast<std::int32_t>(lowering::int_arg(op, named ? op.args.size() : 1, "mesh", 0));
 }
 
@@ -84,10 +84,9 @@ std::int32_t mesh_dimension_of(const Op& op) {
 std::vector<std::int32_t> dimensions_met(const Op& op) {
   if (const std::int32_t one = mesh_dimension_of(op); one >= 0) return {one};
   std::vector<std::int32_t> met;
-  const auto named =
-      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const auto& arg) { return arg.name == "meets"; });
-  const auto* rows = op.opaque < 0 || named == op.kwargs.end() ? nullptr : std::get_if<ArgList>(&named->arg.value);
-  for (const Arg& arg : rows == nullptr ? ArgList{} : *rows)
+  const ArgList* const rows = collectives_inside(op);
+  if (rows == nullptr) return met;
+  for (const Arg& arg : *rows)
     met.push_back(static_cast<std::int32_t>(std::get<std::int64_t>(std::get<ArgList>(arg.value)[1].value)));
   return met;
 }

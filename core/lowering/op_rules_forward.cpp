@@ -11,6 +11,7 @@
 #include "core/lowering/lowering_machine.h"
 #include "core/lowering/mesh_rules.h"
 #include "core/lowering/views/views.h"
+#include "core/model/op_keywords.h"
 
 namespace foreshard::lowering {
 

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/mesh/rank_model.h"
+#include "core/model/op_keywords.h"
 
 namespace foreshard {
 namespace {
@@ -13,9 +14,7 @@ bool is_exchange(const Op& op) { return op.name == "mesh.all_to_all" && op.args.
 /// An all-to-all inside of what nobody looks into, by numbers that the run makes: ["all_to_all", dimension, bytes,
 /// true].
 bool exchanges_inside(const Op& op) {
-  const auto named =
-      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const auto& arg) { return arg.name == "meets"; });
-  const auto* rows = op.opaque < 0 || named == op.kwargs.end() ? nullptr : std::get_if<ArgList>(&named->arg.value);
+  const ArgList* const rows = collectives_inside(op);
   return rows != nullptr && std::any_of(rows->begin(), rows->end(), [](const Arg& arg) {
            const auto* row = std::get_if<ArgList>(&arg.value);
            return row != nullptr && row->size() > 3;

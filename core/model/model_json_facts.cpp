@@ -7,6 +7,7 @@
 
 #include "core/model/json_input.h"
 #include "core/model/mesh_dimension.h"
+#include "core/model/op_keywords.h"
 
 namespace foreshard {
 namespace {
@@ -178,11 +179,9 @@ bool FactsReader::collectives(const JsonFields& f, const Op& op) {
 }
 
 bool FactsReader::releases(const JsonFields& f, const Op& op) {
-  const auto named =
-      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& arg) { return arg.name == "releases"; });
-  if (named == op.kwargs.end()) return true;
+  if (keyword(op, "releases") == nullptr) return true;
   const std::string place = f.place("kwargs");
-  const auto* names = std::get_if<ArgList>(&named->arg.value);
+  const ArgList* const names = keyword_list(op, "releases");
   if (names == nullptr)
     return problem_.set(ErrorCode::WrongType, place, "\"releases\" is of another type", "a list of values' names",
                         in_quotes(op.name));

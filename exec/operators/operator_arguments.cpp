@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/model/op_keywords.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
@@ -194,26 +195,17 @@ at::Tensor look_up(const Arg& arg, TensorLookup& tensors) {
   return {};
 }
 
-const Arg* keyword(const Op& op, const std::string& name) {
-  for (const NamedArg& named : op.kwargs) {
-    if (named.name == name) return &named.arg;
-  }
-  return nullptr;
-}
-
 /// What the script itself wrote into a tensor that it brings from the host; nullptr: it is not said.
 const ArgList* literals(const Op& op) {
-  const Arg* given = op.name == "aten.empty.memory_format" ? keyword(op, "values") : nullptr;
-  return given != nullptr ? std::get_if<ArgList>(&given->value) : nullptr;
+  return op.name == "aten.empty.memory_format" ? keyword_list(op, "values") : nullptr;
 }
 
 /// What a recording says of how the operator ran, beside its arguments (docs/formats/model.md).
 std::size_t remarks(const Op& op) {
   const bool backend = op.name == "aten.convolution.default" && keyword(op, "backend") != nullptr;
-  const auto told = std::count_if(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& named) {
-    return named.name == "engine" || named.name == "releases";
-  });
-  return static_cast<std::size_t>(told) + (backend || literals(op) != nullptr ? 1 : 0);
+  std::size_t told = backend || literals(op) != nullptr ? 1 : 0;
+  for (const char* const name : {"engine", "releases"}) told += keyword(op, name) != nullptr ? 1 : 0;
+  return told;
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/lowering/lowering_machine.h"
+#include "core/model/op_keywords.h"
 
 namespace foreshard::lowering {
 
@@ -28,9 +29,7 @@ bool keeps_collective(const Region& region, const Op& op) {
 }
 
 void KeptInside::enter(CheckpointFrame* frame, const Op& op, std::int32_t step, bool again) {
-  const auto named =
-      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& each) { return each.name == "kept_inside"; });
-  names_ = named == op.kwargs.end() ? nullptr : std::get_if<ArgList>(&named->arg.value);
+  names_ = keyword_list(op, "kept_inside");
   frame_ = saved_.none() && names_ == nullptr ? nullptr : frame;
   step_ = step;
   again_ = again;

@@ -7,16 +7,14 @@
 #include <vector>
 
 #include "core/lowering/lowering_machine.h"
+#include "core/model/op_keywords.h"
 
 namespace foreshard::lowering {
 
 std::vector<std::int32_t> released_by(const Model& model, const Op& op, const Program& program,
                                       const std::unordered_map<std::int32_t, std::int32_t>& made_at) {
   std::vector<std::int32_t> out;
-  const auto named =
-      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& each) { return each.name == "releases"; });
-  if (named == op.kwargs.end()) return out;
-  const auto* names = std::get_if<ArgList>(&named->arg.value);
+  const ArgList* const names = keyword_list(op, "releases");
   for (std::size_t i = 0; names != nullptr && i < names->size(); ++i) {
     const auto* name = std::get_if<std::string>(&(*names)[i].value);
     const auto value = std::find_if(model.values.begin(), model.values.end(),

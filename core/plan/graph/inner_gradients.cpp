@@ -4,14 +4,11 @@
 #include <variant>
 
 #include "core/lowering/op_rules.h"
+#include "core/model/op_keywords.h"
 #include "core/plan/graph/references.h"
 
 namespace foreshard {
 namespace {
-
-bool is_run_by_engine(const Op& op) {
-  return std::any_of(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& named) { return named.name == "engine"; });
-}
 
 /// By value: whose memory it is, if it is a parameter or a view of one.
 std::vector<ParamId> owners(const Model& model) {
