@@ -9,6 +9,7 @@
 #include "core/plan/units/unit_params.h"
 #include "core/plan/units/unit_selection.h"
 #include "sim/play/instructions/step_calls.h"
+#include "sim/play/prepared_plan.h"
 
 namespace foreshard {
 namespace {
