@@ -123,6 +123,7 @@ class JobWriter {
     mesh();
     made_.code = code_.name;
     made_.compiled = run_.compile == "1";
+    made_.norm_open = code_.norm_open && code_.titan_model && !made_.compiled;
     if (run_.compile.empty()) assume("eager: compile is not recorded", false);
     allocator();
     return made_;
@@ -210,6 +211,7 @@ class JobWriter {
 
   void fsdp() {
     FsdpOptions& fsdp = made_.job.fsdp;
+    if (code_.early_fsdp2) fsdp.quirks = "torch-2.4";
     fsdp.runtime = run_.runtime == "fsdp1" ? Runtime::Fsdp1 : run_.runtime == "fsdp2" ? Runtime::Fsdp2 : Runtime::None;
     const auto param = dtype_of(run_.param_dtype), reduce = dtype_of(run_.reduce_dtype);
     if (!param && fsdp.runtime != Runtime::None) assume("bfloat16 parameters and float32 reductions", true);
@@ -345,6 +347,7 @@ class JobWriter {
   void mesh() {
     if (run_.tp <= 1) return;
     made_.job.mesh.tensor = run_.tp;
+    if (code_.notes_uses) assume("no block kept until the device has passed the tensor ranks' collectives", true);
     if (starts(run_.source, "torchtitan")) return;
     made_.job.mesh.loss_parallel = !code_.whole_logits;
     if (code_.whole_logits) return assume("a table of tokens cut over the tensor ranks", true);
@@ -365,7 +368,7 @@ class JobWriter {
 
 }  // namespace
 
-nlohmann::json model_document(const MeasuredRun& run) {
+nlohmann::json model_document(const MeasuredRun& run, bool other_norm) {
   const std::int64_t seq = run.seq > 0 ? run.seq : 2048;
   if (run.encoder_layers > 0) {
     return {{"model_type", "t5"},
@@ -386,9 +389,15 @@ nlohmann::json model_document(const MeasuredRun& run) {
   }
   const TrainingCode code = code_of(run);
   if (code.titan_model) {
-    return {{"model_type", "titan_llama"},  {"dim", run.hidden}, {"n_layers", run.layers}, {"n_heads", run.heads},
-            {"n_kv_heads", run.kv_heads},   {"ffn", run.ffn},    {"max_seq", seq},         {"vocab_size", run.vocab},
-            {"fused_norm", code.fused_norm}};
+    return {{"model_type", "titan_llama"},
+            {"dim", run.hidden},
+            {"n_layers", run.layers},
+            {"n_heads", run.heads},
+            {"n_kv_heads", run.kv_heads},
+            {"ffn", run.ffn},
+            {"max_seq", seq},
+            {"vocab_size", run.vocab},
+            {"fused_norm", code.fused_norm != other_norm}};
   }
   const std::string type = starts(run.model, "qwen3")     ? "qwen3"
                            : starts(run.model, "qwen2")   ? "qwen2"

@@ -40,6 +40,8 @@ struct MeasuredJob {
   std::string code;                // that ran (cli/calibrate/training_code.h)
   double network_gb_per_s = 0;     // per GPU as the row states it; 0 = the profile's
   bool compiled = false;           // pointwise kernels fused
+  bool norm_open = false;          // the source leaves open whether the norm is one kernel ...
+  bool other_norm = false;         // ... and this is the other answer than the default's
   bool time_is_of_step = true;     // false: forward and backward alone
   bool hold_logits = false;        // the script names the logits until backward is over ...
   bool hold_float_logits = false;  // ... and they are in float32
@@ -48,8 +50,8 @@ struct MeasuredJob {
   std::vector<std::string> assumed;
 };
 
-/// The document of the model, in the words of a config.json.
-nlohmann::json model_document(const MeasuredRun& run);
+/// The document of the model, in the words of a config.json. `other_norm`: MeasuredJob's.
+nlohmann::json model_document(const MeasuredRun& run, bool other_norm = false);
 
 /// The job, or the reason why the row is outside what this program predicts.
 struct Skipped {

@@ -21,6 +21,11 @@ constexpr Change kFusedNorm{1500, 202508};   // PyTorch 2.9 has a kernel; before
 constexpr Change kChunkedLoss{2386, 202602};  // the loss of its configurations; before, 996 cut logits that were there
 constexpr Change kTritonNorm{181, 202404};    // "Add FusedRMSNorm", the default of ...
 constexpr Change kPlainNorm{297, 202405};     // ... until "turn off dynamic shape"
+/// "avoid record streams": its scripts set TORCH_NCCL_AVOID_RECORD_STREAMS, PyTorch's own default since 2.8.
+constexpr Change kStashes{212, 202404};
+constexpr Change kOneNorm{985, 202503};  // PyTorch's own from here on, and no choice
+/// PyTorch's nightly builds from then on: "Ran reduce-scatter copy-in in default stream" (pytorch/pytorch#129721).
+constexpr Change kCopiesOnCompute{435, 202407};
 
 /// When the code was: 0 where the source does not say.
 struct Moment {
@@ -79,6 +84,9 @@ TrainingCode titan_code(const Moment& moment, bool decoder) {
   code.expandable_segments = moment.since(kExpandable);
   code.head_unit = moment.since(kHeadUnit);
   code.fused_norm = moment.since(kFusedNorm) || (moment.since(kTritonNorm) && !moment.since(kPlainNorm));
+  code.norm_open = moment.since(kPlainNorm) && !moment.since(kOneNorm);
+  code.notes_uses = !moment.since(kStashes);
+  code.early_fsdp2 = !moment.since(kCopiesOnCompute);
   code.chunked_loss = moment.since(kChunkedLoss);
   return code;
 }

@@ -8,14 +8,17 @@ namespace foreshard::cli {
 
 /// What of a trainer's code decides memory and time.
 struct TrainingCode {
-  std::string name;             // for people: "torchtitan since 2025-07", "Transformers"
-  bool titan_model = false;     // torchtitan's Llama, not the class of Transformers
-  bool fused_norm = false;      // its RMSNorm is one kernel
+  std::string name;          // for people: "torchtitan since 2025-07", "Transformers"
+  bool titan_model = false;  // torchtitan's Llama, not the class of Transformers
+  bool fused_norm = false;   // its RMSNorm is one kernel
+  bool norm_open = false;    // its configuration offers that kernel and the norm written out: the source says neither
   bool casts_in_model = false;  // the model returns float32 logits; else the loss casts them
   bool drops_logits = true;     // before backward
   bool whole_logits = false;    // tensor parallelism: the head's are gathered before the loss
   bool expandable_segments = false;
-  bool head_unit = false;     // embedding and head are units; not the last block but the head stays gathered
+  bool early_fsdp2 = false;  // FSDP2 copied gradients in on the reduction's stream (fsdp.quirks = "torch-2.4")
+  bool notes_uses = false;   // collectives of tensor ranks keep blocks until the device has passed them (record_stream)
+  bool head_unit = false;    // embedding and head are units; not the last block but the head stays gathered
   bool chunked_loss = false;  // the configuration's own, where the row says no more than "chunked"
   bool operator==(const TrainingCode&) const = default;
 };

@@ -87,6 +87,23 @@ void compare(const MeasuredRun& run, const MeasuredJob& job, const Prediction& p
   }
 }
 
+const ValidatedNumber* find_number(const ValidatedRow& row, const std::string& quantity) {
+  for (const ValidatedNumber& number : row.numbers) {
+    if (number.quantity == quantity) return &number;
+  }
+  return nullptr;
+}
+
+/// What the source leaves open widens what is stated: both answers are predicted, the default's is the number.
+void widen_by(const ValidatedRow& other, ValidatedRow& row) {
+  for (ValidatedNumber& number : row.numbers) {
+    const ValidatedNumber* answer = find_number(other, number.quantity);
+    if (answer == nullptr || number.quantity == "fits") continue;
+    number.sample.low = std::min(number.sample.low, answer->sample.low);
+    number.sample.high = std::max(number.sample.high, answer->sample.high);
+  }
+}
+
 ValidatedRow validate_run(const MeasuredRun& run) {
   ValidatedRow row;
   row.id = run.id;
@@ -108,14 +125,18 @@ ValidatedRow validate_run(const MeasuredRun& run) {
                           std::to_string(run.params));
   row.level = calibration_level_name(predicted->prediction.level);
   compare(run, *job, predicted->prediction, row);
-  return row;
-}
-
-const ValidatedNumber* find_number(const ValidatedRow& row, const std::string& quantity) {
-  for (const ValidatedNumber& number : row.numbers) {
-    if (number.quantity == quantity) return &number;
+  if (job->norm_open) {
+    MeasuredJob with_other = *job;
+    with_other.other_norm = true;
+    const auto other = predict_run(run, with_other);
+    if (!other) return row;
+    ValidatedRow answer = row;
+    answer.numbers.clear();
+    compare(run, with_other, other->prediction, answer);
+    widen_by(answer, row);
+    row.assumed.emplace_back("the norm written out, the configuration's default; intervals hold its kernel as well");
   }
-  return nullptr;
+  return row;
 }
 
 /// What a source cannot tell apart (README of the tables, section 4): 1 % of a rate, 0.02 GiB of a peak.
@@ -328,8 +349,8 @@ Result<PredictedRun> predict_run(const MeasuredRun& run, const MeasuredJob& job)
   auto profile = load_profile(job.job.cluster.profile);
   if (!profile) return fail(profile.error());
   if (job.network_gb_per_s > 0) profile->scale_out_gb_per_s = job.network_gb_per_s;
-  auto whole =
-      model_from_config_json(model_document(run), run.id, job.job.model, program_options(job.job, ProgramDevice::Cuda));
+  auto whole = model_from_config_json(model_document(run, job.other_norm), run.id, job.job.model,
+                                      program_options(job.job, ProgramDevice::Cuda));
   if (whole) whole = adapted_model(std::move(*whole), job.job, ProgramDevice::Cuda);
   if (!whole) return fail(whole.error());
   PredictedRun result;
@@ -337,7 +358,8 @@ Result<PredictedRun> predict_run(const MeasuredRun& run, const MeasuredJob& job)
     if (!param.shares.valid()) result.parameters += numel_of(param.shape);
   }
   const auto model = rank_model(std::move(*whole), job.job, [&](const ModelOptions& part) {
-    return model_from_config_json(model_document(run), run.id, part, program_options(job.job, ProgramDevice::Cuda));
+    return model_from_config_json(model_document(run, job.other_norm), run.id, part,
+                                  program_options(job.job, ProgramDevice::Cuda));
   });
   if (!model) return fail(model.error());
   const auto plan = build_plan(*model, job.job);

@@ -33,11 +33,12 @@ A trailing `*` stands for the sizes of a sweep that are even powers of two. Fitt
   else was alive. The difference between the two rows, 12 P/N, is exact.
 - **Compiled rows**: pointwise chains are fused and made again in backward; Inductor's cut is finer than that, and the loss is taken
   as compiled although some scripts leave it eager.
-- **Reserved memory of the first FSDP2** (C03, March 2024): fragmentation is underestimated while the allocated and active bytes agree.
 - **Small batches of captured graphs** (G01 to G02, G04 to G05): a tenth less time per token with the larger batch was measured; the start, ramp
   and drain of every kernel, which is all that is known to be paid once, explains little of that.
-- **The norm of torchtitan before August 2025** was one kernel or several as its configuration said. Without recomputation that
-  decides 8 GiB of C24, whose source does not say it: it is predicted with the default, several.
+- **The norm of torchtitan before April 2025** was one kernel or several as its configuration said. Without recomputation that
+  decides 8 GiB of C24, whose source does not say it: it is predicted with the default, several, and its interval holds both.
+- **Tensor ranks before April 2024** (C09): NCCL's process groups noted uses (record_stream), so that what collectives touched stayed
+  until the device had passed it, up to three times what is allocated. How much depends on how far the host runs ahead; not counted.
 - **Captured graphs without a compile backend** (G11, G15) run decomposed operators one by one: they are slower than eager kernels.
 - **Rows without sequence length, precision or checkpointing** (V08) are predicted with assumptions and do not count.
 - **Attention kernels changed between the years of the sources**: one share of the peak a card stands for all of them.

@@ -39,6 +39,23 @@ TEST(TrainingCode, ItsOwnNormWasAKernelOfTritonForOneMonth) {
   EXPECT_FALSE(of("torchtitan PR 300").fused_norm);
 }
 
+TEST(TrainingCode, ChoseTheNormByAKeyUntilPyTorchsTookItsPlace) {
+  EXPECT_FALSE(of("torchtitan PR 200").norm_open) << "the default was Triton's";
+  EXPECT_TRUE(of("torchtitan commit 9dc418a8b (2024-07)").norm_open);
+  EXPECT_FALSE(of("torchtitan PR 985").norm_open);
+}
+
+TEST(TrainingCode, RanAnEarlyFsdp2UntilTheSummerOf2024) {
+  EXPECT_TRUE(of("torchtitan PR 165").early_fsdp2);
+  EXPECT_FALSE(of("torchtitan commit 9dc418a8b (2024-07)").early_fsdp2);
+  EXPECT_FALSE(of("somebody").early_fsdp2);
+}
+
+TEST(TrainingCode, NotedUsesUntilItsScriptsAvoidedThat) {
+  EXPECT_TRUE(of("torchtitan PR 165").notes_uses);
+  EXPECT_FALSE(of("torchtitan PR 297").notes_uses);
+}
+
 TEST(TrainingCode, OfOthersIsTransformers) {
   EXPECT_EQ(of("llama-cookbook docs").name, "Transformers");
   EXPECT_FALSE(of("llama-cookbook docs").titan_model);

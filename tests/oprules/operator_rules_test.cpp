@@ -117,7 +117,8 @@ const std::set<std::string_view> kNotHere = {
     "aten.as_strided.default",       // its copy into zeros reads like a gradient that is copied to be kept
 };
 
-/// Written as their parts before anything is planned (core/model/pt2/composites.h); their rows stand for model.json.
+/// Written as their parts before anything is planned (core/model/pt2/composites/composites.h); their rows stand for
+/// model.json.
 const std::set<std::string_view> kComposite = {
     "aten.diff.default",
     "aten.where.ScalarOther",

@@ -290,6 +290,7 @@ Result<void> prepare(Run& run) {
   run.offload = options.cpu_offload;
   run.pin_memory = options.offload_pin_memory;
   run.separate_reduce = run.request.job.schedule.separate_reduce_communicator;
+  run.copies_in_beside = options.quirks == "torch-2.4";
   run.steps_in_backward = steps_in_backward(run.request.job.train.optimizer.impl);
   for (const PlanUnit& u : run.plan.units) run.hybrid = run.hybrid || is_hybrid(u.strategy);
   run.shard_size = run.plan.units.front().shard_size;

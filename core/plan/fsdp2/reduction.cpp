@@ -150,7 +150,8 @@ void Reduction::wait_for_post_backward(UnitState& u) {
 // Chunk-cat takes all gradients; all but the last are gone after it, the last when the reduction returns (F2-18).
 ReduceBuffer Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32_t>& with_grad, DType dtype,
                                       Numel input_numel) {
-  const bool many = u.shard_size > 1;
+  const bool many = u.shard_size > 1 && !run_.copies_in_beside;
+  const Stream copies = run_.copies_in_beside ? Stream::S : Stream::D;
   const auto release = [&](ParamSizes& p) { free_taken(u, p); };
   // Sharded on another dimension: the gradient is first laid out by ranks. Only the last such original outlives its
   // copy.
@@ -167,10 +168,12 @@ ReduceBuffer Reduction::copy_in_grads(UnitState& u, const std::vector<std::int32
     out_.alloc(laid_out, Stream::D, p.numel * itemsize(grad_dtype(p)));
     rearranged.emplace_back(i, grad_dtype(p));
   }
-  const ReduceBuffer input{true, BufferWhat::RsInput, Stream::D, input_numel * itemsize(dtype), 0, u.id, 0};
-  out_.alloc({BufferWhat::RsInput, u.id, {}}, Stream::D, input.bytes);
-  out_.kernel(InstructionKind::CopyIn, Stream::D, Word::ChunkCat, u.id, input_numel, dtype).buffer = {
+  const ReduceBuffer input{true, BufferWhat::RsInput, copies, input_numel * itemsize(dtype), 0, u.id, 0};
+  if (copies != Stream::D) out_.wait_stream(copies, Stream::D, u.id);
+  out_.alloc({BufferWhat::RsInput, u.id, {}}, copies, input.bytes);
+  out_.kernel(InstructionKind::CopyIn, copies, Word::ChunkCat, u.id, input_numel, dtype).buffer = {
       BufferWhat::RsInput, u.id, {}};
+  if (copies != Stream::D) out_.wait_stream(Stream::D, copies, u.id);
   for (std::size_t i = with_grad.size(); i-- > 0;) {
     ParamSizes& p = u.params[static_cast<std::size_t>(with_grad[i])];
     if (many && p.other_dim) {
@@ -271,12 +274,12 @@ Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_gra
   const Numel input_numel = output_numel * u.shard_size;
   const Factors factors =
       factors_for(dtype, u.shard_size, u.shard_size * run_.replicate_size, u.divide_factor, u.force_sum);
-  const ReduceBuffer input = copy_in_grads(u, with_grad, dtype, input_numel);
-  out_.wait_stream(Stream::S, Stream::D, u.id);
+  ReduceBuffer input = copy_in_grads(u, with_grad, dtype, input_numel);
+  if (!run_.copies_in_beside) out_.wait_stream(Stream::S, Stream::D, u.id);
   ReduceBuffer output = make_buffer(u, BufferWhat::RsOutput, Stream::S, output_numel * itemsize(dtype));
   if (factors.pre) divide(Stream::S, u.id, input_numel, dtype, *factors.pre);
   scatter(u, input_numel, dtype, output, factors.scatter);
-  running_.push_back({out_.record(Stream::S, Word::EventReduceScatter, u.id), input});
+  if (!run_.copies_in_beside) running_.push_back({out_.record(Stream::S, Word::EventReduceScatter, u.id), input});
   Stream after = Stream::S;
   if (run_.hybrid && !u.all_reduce_grads) {  // F2-20: reduce-scattered only, until the last micro-batch
     const bool first = !u.partial.alive;
@@ -289,6 +292,7 @@ Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_gra
     u.post_reduce_event = out_.record(Stream::S, Word::EventPostReduce, u.id);
     release_last_grads(u);
     if (!first) drop(output);
+    if (run_.copies_in_beside) drop(input);
     return {};
   }
   if (run_.hybrid) {
@@ -305,6 +309,7 @@ Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_gra
   }
   if (factors.post) divide(after, u.id, output_numel, dtype, *factors.post);
   finish_output(u, with_grad, output, output_numel, dtype, after);
+  if (run_.copies_in_beside) drop(input);  // of its own stream's pool: nothing waits
   return {};
 }
 

@@ -80,6 +80,8 @@ struct Run {
   bool steps_in_backward = false;        // an optimizer for each parameter, where its gradient becomes ready
   bool separate_reduce = false;          // reductions have a communicator of their own
   std::size_t reductions_in_flight = 1;  // reduce-scatter inputs alive at once (F2-18: one)
+  // PyTorch 2.3 and 2.4: gradients are copied in on S, and the input is of its pool (pytorch/pytorch#129721).
+  bool copies_in_beside = false;
 
   // Where the script stands.
   std::int32_t iteration = 0;
