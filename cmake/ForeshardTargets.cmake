@@ -13,8 +13,9 @@ if(FORESHARD_SANITIZE)
   target_link_options(foreshard_options INTERFACE -fsanitize=${FORESHARD_SANITIZE})
 endif()
 
-# Where CMAKE_UNITY_BUILD is on (all presets that CI builds), eight sources of a target are one compiler run: half of a build's
-# time is reading the same headers. foreshard_alone(SOURCE ...): sources whose file-local names meet those of their neighbours.
+# Where CMAKE_UNITY_BUILD is on (all presets that CI builds), sixteen sources of a library, or eight of a test, are one
+# compiler run: half of a build's time is reading the same headers. File-local names of a library are told apart by what
+# they are of; foreshard_alone(SOURCE ...): sources of tests whose names meet those of their neighbours.
 function(foreshard_alone)
   set_source_files_properties(${ARGN} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 endfunction()
@@ -57,6 +58,7 @@ function(foreshard_library NAME)
   cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;DEPS;PRIVATE_DEPS;PRECOMPILED" ${ARGN})
   add_library(foreshard_${NAME} STATIC ${ARG_SOURCES})
   add_library(foreshard::${NAME} ALIAS foreshard_${NAME})
+  set_target_properties(foreshard_${NAME} PROPERTIES UNITY_BUILD_BATCH_SIZE 16)
   set(alone ${ARG_HEADERS})
   if(ARG_PRECOMPILED)
     target_precompile_headers(foreshard_${NAME} ${ARG_PRECOMPILED})

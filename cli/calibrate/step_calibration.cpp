@@ -29,7 +29,7 @@ constexpr int kRuns = 2;     // a machine's slow seconds seldom meet all of them
 constexpr int kSteps = 20, kRunsOfShort = 3;  // two runs of one job differ by more than their steps do
 constexpr double kShort = 100e6;              // ns
 constexpr std::size_t kSpreadParts = 8;
-constexpr double kLeastInterval = 0.1;  // a machine's own load changes as much between two runs
+constexpr double kLeastStepInterval = 0.1;  // a machine's own load changes as much between two runs
 
 Error run_failed(const Captured& run) {
   Error error{ErrorCode::Inconsistent, "the job's steps could not be run", "", "calibrate --steps", "", "", ""};
@@ -157,7 +157,7 @@ Result<std::string> calibrate_by_steps(const CalibrateFlags& flags, const Job& j
   const double spread = (at_share(steps, 0.75) - at_share(steps, 0.25)) / 2 / measured.step_ns;
   const double residual = fit.after.step_ns / measured.step_ns - 1;
   profile.level = CalibrationLevel::MeasuredStep;
-  profile.interval = std::max(kLeastInterval, std::abs(residual) + spread);
+  profile.interval = std::max(kLeastStepInterval, std::abs(residual) + spread);
   const std::string computed =
       measured.compute_ns > 0 ? fmt::format(", {} of it computing", duration_text(measured.compute_ns)) : "";
   const std::string told = fmt::format(

@@ -23,7 +23,7 @@ namespace foreshard::cli {
 namespace {
 
 // No recorded step repeats better than this from day to day (validation tables, noise).
-constexpr double kLeastInterval = 0.05;
+constexpr double kLeastTraceInterval = 0.05;
 // A card at its peaks that is still slower than the recording is not the recorded one, or the job is not.
 constexpr double kMostMisfit = 0.1;
 
@@ -180,7 +180,7 @@ ExitCode calibrate_from_recordings(const CalibrateFlags& flags, const Job& job, 
   const auto measured = static_cast<double>(step->end - step->begin);
   const double residual = predicted->step_time_ns.value / std::max(measured, 1.0) - 1;
   profile.level = CalibrationLevel::MeasuredStep;
-  profile.interval = std::max(kLeastInterval, std::abs(residual) + step->spread);
+  profile.interval = std::max(kLeastTraceInterval, std::abs(residual) + step->spread);
   const std::string told =
       fmt::format("recorded {:.3f} ms, predicted {:.3f} ms ({}); {} steps recorded, spread {:.1f} %", measured * 1e-6,
                   predicted->step_time_ns.value * 1e-6, signed_percent(residual), step->iterations, 100 * step->spread);

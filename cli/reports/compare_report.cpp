@@ -13,7 +13,6 @@
 namespace foreshard::cli {
 namespace {
 
-std::string time_text(double ns) { return duration_text(ns); }
 std::string memory_text(double bytes) { return bytes_text(static_cast<Bytes>(std::llround(bytes))); }
 
 class Text : private TextLines {
@@ -63,13 +62,13 @@ class Text : private TextLines {
 
   void summary() {
     head("Step");
-    row("step time", c_.step, time_text);
-    row("compute stream busy", c_.compute, time_text);
-    row("communication busy", c_.comm, time_text);
-    row("exposed communication", c_.exposed, time_text);
+    row("step time", c_.step, duration_text);
+    row("compute stream busy", c_.compute, duration_text);
+    row("communication busy", c_.comm, duration_text);
+    row("exposed communication", c_.exposed, duration_text);
     line("  {:<32}{:>50}", "exposed share of the step", fmt::format("{:+.2f} points", c_.exposed_comm_points()));
     if (c_.memory_in_a || c_.memory_in_b) memory_row("peak allocated", c_.peak_memory, c_.memory_in_a, c_.memory_in_b);
-    for (const StreamPair& stream : c_.by_stream) row("stream " + stream.stream, stream.busy, time_text);
+    for (const StreamPair& stream : c_.by_stream) row("stream " + stream.stream, stream.busy, duration_text);
   }
 
   /// One step of a machine that others use says little.
@@ -78,8 +77,8 @@ class Text : private TextLines {
     title(fmt::format("{:<34}{:>13}{:>13}{:>13}{:>11}", fmt::format("{}'s {} steps", side, steps->iterations), "least",
                       "median", "most", other == &Pair::a ? "A" : "B"));
     const auto one = [&](const char* label, const Spread& spread, const Pair& pair) {
-      line("  {:<32}{:>13}{:>13}{:>13}{:>11}", label, time_text(spread.least), time_text(spread.median),
-           time_text(spread.most), spread.median != 0 ? signed_percent(pair.*other / spread.median - 1) : "");
+      line("  {:<32}{:>13}{:>13}{:>13}{:>11}", label, duration_text(spread.least), duration_text(spread.median),
+           duration_text(spread.most), spread.median != 0 ? signed_percent(pair.*other / spread.median - 1) : "");
     };
     one("step time", steps->step, c_.step);
     one("compute stream busy", steps->compute, c_.compute);
@@ -104,19 +103,19 @@ class Text : private TextLines {
     if (c_.changes.empty()) return;
     head("What changed");
     for (std::size_t i = 0; i < shown(c_.changes); ++i)
-      row(c_.changes[i].what, Pair{c_.changes[i].a, c_.changes[i].b}, time_text);
+      row(c_.changes[i].what, Pair{c_.changes[i].a, c_.changes[i].b}, duration_text);
     rest(c_.changes);
-    row("all rows, the step", c_.accounted, time_text);
+    row("all rows, the step", c_.accounted, duration_text);
   }
 
   void units() {
     head("Busy time by unit");
     for (std::size_t i = 0; i < shown(c_.by_unit); ++i) {
       const UnitPair& unit = c_.by_unit[i];
-      row(unit.unit, unit.busy(), time_text);
+      row(unit.unit, unit.busy(), duration_text);
       for (const auto& [name, pair] :
            {std::pair{"compute", unit.compute}, {"comm", unit.comm}, {"copies", unit.copies}}) {
-        if (pair.a > 0 || pair.b > 0) row(std::string("  ") + name, pair, time_text);
+        if (pair.a > 0 || pair.b > 0) row(std::string("  ") + name, pair, duration_text);
       }
     }
     rest(c_.by_unit);
@@ -126,7 +125,7 @@ class Text : private TextLines {
     if (c_.by_cause.empty()) return;
     head("Exposed communication by cause");
     for (const CausePair& cause : c_.by_cause) {
-      row(fmt::format("{} ({})", cause.cause, span_kind_name(cause.kind)), cause.time, time_text);
+      row(fmt::format("{} ({})", cause.cause, span_kind_name(cause.kind)), cause.time, duration_text);
     }
   }
 
@@ -152,7 +151,7 @@ class Text : private TextLines {
     if (c_.by_instruction.empty()) return;
     head("Instructions by duration");
     for (std::size_t i = 0; i < shown(c_.by_instruction); ++i) {
-      row(label_of(c_.by_instruction[i]), c_.by_instruction[i].duration, time_text);
+      row(label_of(c_.by_instruction[i]), c_.by_instruction[i].duration, duration_text);
     }
     rest(c_.by_instruction);
   }
@@ -162,8 +161,8 @@ class Text : private TextLines {
     title("In one of them only");
     for (std::size_t i = 0; i < shown(c_.missing); ++i) {
       const InstructionPair& m = c_.missing[i];
-      line("  {:<32}{:>13}{:>13}", label_of(m), m.duration.a > 0 ? time_text(m.duration.a) : "",
-           m.duration.b > 0 ? time_text(m.duration.b) : "");
+      line("  {:<32}{:>13}{:>13}", label_of(m), m.duration.a > 0 ? duration_text(m.duration.a) : "",
+           m.duration.b > 0 ? duration_text(m.duration.b) : "");
     }
     rest(c_.missing);
   }

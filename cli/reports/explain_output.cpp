@@ -14,9 +14,10 @@ constexpr std::size_t kMostRows = 12;
 
 std::string shown(const std::string& unit) { return unit.empty() ? std::string("-") : unit; }
 
-class Report {
+class ExplanationText {
  public:
-  Report(const Simulation& simulation, const ReportStyle& style) : e_(*simulation.explanation), style_(style) {}
+  ExplanationText(const Simulation& simulation, const ReportStyle& style)
+      : e_(*simulation.explanation), style_(style) {}
 
   std::string text() {
     holders();
@@ -98,7 +99,7 @@ void write_texts(JsonText& out, const char* name, const std::vector<std::string>
 }  // namespace
 
 std::string explanation_report(const Simulation& simulation, const ReportStyle& style) {
-  return simulation.explanation ? Report(simulation, style).text() : std::string();
+  return simulation.explanation ? ExplanationText(simulation, style).text() : std::string();
 }
 
 void write_explanation(JsonText& out, const Explanation& e) {

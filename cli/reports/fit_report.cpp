@@ -10,7 +10,7 @@
 namespace foreshard::cli {
 namespace {
 
-constexpr std::size_t kMostReasons = 8;
+constexpr std::size_t kMostReasonsOfChoice = 8;
 
 std::vector<std::string> settings(const FitReport& report, const FitChoice& choice) {
   std::vector<std::string> set = report.base_set;
@@ -36,9 +36,9 @@ std::string longest_text(const LongestContext& longest) {
   return text;
 }
 
-class Text {
+class FitText {
  public:
-  Text(const FitReport& report, const ReportStyle& style) : report_(report), style_(style) {}
+  FitText(const FitReport& report, const ReportStyle& style) : report_(report), style_(style) {}
 
   std::string write() {
     line(bold(fmt::format("{} on {}, {} a GPU", report_.model, report_.gpus, bytes_text(report_.card_memory))));
@@ -83,7 +83,8 @@ class Text {
       for (const auto& [name, bytes] : peak_parts(p.memory))
         parts += fmt::format("{}{} {}", parts.empty() ? "" : ", ", name, bytes_text(bytes));
       line("     at the peak: " + parts);
-      for (std::size_t w = 0; w < std::min(choice.why.size(), kMostReasons); ++w) line("     - " + choice.why[w]);
+      for (std::size_t w = 0; w < std::min(choice.why.size(), kMostReasonsOfChoice); ++w)
+        line("     - " + choice.why[w]);
     }
     if (method < report_.files.size() && index < report_.files[method].size())
       for (const std::string& path : report_.files[method][index]) line("     " + path);
@@ -136,7 +137,7 @@ nlohmann::json choice_json(const FitReport& report, std::size_t method, std::siz
 
 }  // namespace
 
-std::string fit_report(const FitReport& report, const ReportStyle& style) { return Text(report, style).write(); }
+std::string fit_report(const FitReport& report, const ReportStyle& style) { return FitText(report, style).write(); }
 
 std::string fit_json(const FitReport& report) {
   nlohmann::json choices = nlohmann::json::array(), longest = nlohmann::json::array(),

@@ -19,9 +19,9 @@ namespace {
 
 constexpr int kLabelWidth = 15;
 
-class Report : private TextLines {
+class PredictionText : private TextLines {
  public:
-  Report(const Simulation& simulation, const ReportStyle& style)
+  PredictionText(const Simulation& simulation, const ReportStyle& style)
       : s_(simulation), p_(simulation.prediction), style_(style) {}
 
   std::string text() {
@@ -80,7 +80,7 @@ std::string dtype_text(const std::optional<DType>& dtype, std::string_view other
 }
 
 /// What a rank computes at once. An archive may have fixed sizes, whatever the job's batch.
-std::string Report::batch_text(const Model& model, const Job& job) const {
+std::string PredictionText::batch_text(const Model& model, const Job& job) const {
   const auto sizes = [this](const Shape& shape) {
     std::string text;
     for (const std::int64_t size : shape)
@@ -99,7 +99,7 @@ std::string Report::batch_text(const Model& model, const Job& job) const {
   return fmt::format("input {} a rank", sizes(model.values[model.inputs.front().index()].shape));
 }
 
-void Report::heading() {
+void PredictionText::heading() {
   const Job& job = s_.job;
   const auto& cluster = job.cluster;
   std::string sharding(runtime_name(job.fsdp.runtime));
@@ -128,7 +128,7 @@ void Report::heading() {
   line("{}", dim(work));
 }
 
-void Report::verdict() {
+void PredictionText::verdict() {
   line("");
   if (!p_.deadlock.empty()) {
     row("deadlock", paint("1;31", p_.deadlock));
@@ -149,7 +149,7 @@ void Report::verdict() {
                           bytes_text(s_.card_memory), percent_text(share), bytes_text(s_.card_memory - used)));
 }
 
-void Report::out_of_memory() {
+void PredictionText::out_of_memory() {
   row("fits", paint("1;31", "no"));
   if (p_.oom) {
     const std::string unit = p_.oom->unit.empty() ? "the root" : p_.oom->unit;
@@ -179,7 +179,7 @@ void Report::out_of_memory() {
   }
 }
 
-void Report::speed() {
+void PredictionText::speed() {
   const Estimate& step = p_.step_time_ns;
   row("step",
       fmt::format("{:<16}{}", duration_text(step.value), interval(duration_text(step.low), duration_text(step.high))));
@@ -214,7 +214,7 @@ void Report::speed() {
 }
 
 // What MFU is held against, the dtypes that do most first; below a thousandth of the operations nothing is said.
-std::string Report::peaks() const {
+std::string PredictionText::peaks() const {
   std::vector<WorkShare> work = p_.work;
   std::stable_sort(work.begin(), work.end(), [](const WorkShare& a, const WorkShare& b) { return a.flops > b.flops; });
   double all = 0;
@@ -228,14 +228,14 @@ std::string Report::peaks() const {
   return "of the operations " + text + " TFLOP/s";
 }
 
-std::string Report::bar(double share, int width) const {
+std::string PredictionText::bar(double share, int width) const {
   const int full = std::clamp(static_cast<int>(std::lround(share * width)), share > 0 ? 1 : 0, width);
   std::string text;
   for (int i = 0; i < full; ++i) text += style_.unicode ? "█" : "#";
   return text + std::string(static_cast<std::size_t>(width - full), ' ');
 }
 
-void Report::memory() {
+void PredictionText::memory() {
   const PeakMemory& m = p_.memory;
   std::string where;
   if (m.phase == "init") {
@@ -289,7 +289,7 @@ void Report::memory() {
     row("", fmt::format("the allocator flushed its cache {} times: each blocks the host", steady->alloc_retries));
 }
 
-std::string Report::causes_of(const std::string& kind) const {
+std::string PredictionText::causes_of(const std::string& kind) const {
   std::string text;
   for (const ExposedCause& cause : p_.exposed) {
     if (cause.kind != kind || cause.time <= 0) continue;
@@ -300,7 +300,7 @@ std::string Report::causes_of(const std::string& kind) const {
   return text;
 }
 
-void Report::communication() {
+void PredictionText::communication() {
   if (p_.comm.empty()) return;
   title("Communication in one step");
   line("  {:<16}{:>7}{:>12}{:>11}{:>11}   {}", "", "count", "bytes", "busy", "exposed", "by cause");
@@ -311,7 +311,7 @@ void Report::communication() {
   }
 }
 
-void Report::plan() {
+void PredictionText::plan() {
   const Plan& plan = s_.plan;
   title("Plan");
   Bytes largest = 0;
@@ -347,7 +347,7 @@ void Report::plan() {
 }
 
 // Text broken at spaces to the width of the terminal, under its label.
-void Report::wrapped(std::string_view label, const std::string& text) {
+void PredictionText::wrapped(std::string_view label, const std::string& text) {
   const std::size_t width = static_cast<std::size_t>(std::max(40, style_.width - kLabelWidth - 2));
   std::string rest = text;
   bool first = true;
@@ -364,7 +364,7 @@ void Report::wrapped(std::string_view label, const std::string& text) {
   }
 }
 
-void Report::warnings() {
+void PredictionText::warnings() {
   std::vector<std::pair<std::string, std::string>> all;
   for (const Trap& trap : s_.plan.traps) {
     all.emplace_back(
@@ -386,7 +386,7 @@ void Report::warnings() {
   for (const auto& [label, text] : all) wrapped(label, text);
 }
 
-void Report::basis() {
+void PredictionText::basis() {
   title("Rests on");
   const char* meaning = "";
   switch (p_.level) {
@@ -431,7 +431,7 @@ void Report::basis() {
             "model.loss says otherwise");
 }
 
-void Report::streams() {
+void PredictionText::streams() {
   if (p_.timeline.spans.empty() && has_time()) {
     title("The steady step");
     row("", "too long to be drawn here; --trace writes it for Perfetto");
@@ -448,7 +448,7 @@ void Report::streams() {
             near->window);
 }
 
-void Report::drawing(const std::string& heading, const StreamWindow& window) {
+void PredictionText::drawing(const std::string& heading, const StreamWindow& window) {
   TimelineTextOptions options;
   options.rank = s_.job.cluster.rank;
   options.unicode = style_.unicode;
@@ -488,7 +488,7 @@ StepShares step_shares(const Prediction& prediction) {
 }
 
 std::string simulation_report(const Simulation& simulation, const ReportStyle& style) {
-  return Report(simulation, style).text();
+  return PredictionText(simulation, style).text();
 }
 
 }  // namespace foreshard::cli

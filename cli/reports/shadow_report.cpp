@@ -18,9 +18,9 @@ std::string against(Bytes planned, Bytes measured) {
   return fmt::format("{:+.1f} %", 100.0 * (static_cast<double>(planned) / static_cast<double>(measured) - 1));
 }
 
-class Text : TextLines {
+class ShadowText : TextLines {
  public:
-  Text(const ShadowAnswer& answer) : answer_(answer) {}
+  ShadowText(const ShadowAnswer& answer) : answer_(answer) {}
 
   std::string write() {
     head();
@@ -115,7 +115,7 @@ class Text : TextLines {
 }  // namespace
 
 std::string shadow_report(const ShadowAnswer& answer, const ReportStyle& style) {
-  std::string text = Text(answer).write();
+  std::string text = ShadowText(answer).write();
   if (!style.unicode) {
     for (std::size_t at; (at = text.find("×")) != std::string::npos;)
       text.replace(at, std::string_view("×").size(), "x");

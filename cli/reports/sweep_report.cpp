@@ -12,7 +12,7 @@
 namespace foreshard::cli {
 namespace {
 
-constexpr std::size_t kMostReasons = 6;
+constexpr std::size_t kMostReasonsOfSweep = 6;
 
 /// Equal texts counted, most frequent first.
 std::vector<std::pair<std::string, std::size_t>> counted_texts(const std::vector<std::string>& texts) {
@@ -23,9 +23,9 @@ std::vector<std::pair<std::string, std::size_t>> counted_texts(const std::vector
   return list;
 }
 
-class Report {
+class SweepText {
  public:
-  Report(const SweepDocument& document, const ReportStyle& style) : document_(document), style_(style) {}
+  SweepText(const SweepDocument& document, const ReportStyle& style) : document_(document), style_(style) {}
 
   std::string text() {
     const SweepResult& result = document_.result;
@@ -92,9 +92,10 @@ class Report {
     if (texts.empty()) return;
     line("\n" + bold(title));
     const auto counts = counted_texts(texts);
-    for (std::size_t k = 0; k < std::min(counts.size(), kMostReasons); ++k)
+    for (std::size_t k = 0; k < std::min(counts.size(), kMostReasonsOfSweep); ++k)
       line(fmt::format("  {:>6}  {}", counts[k].second, counts[k].first));
-    if (counts.size() > kMostReasons) line(fmt::format("          and {} other reasons", counts.size() - kMostReasons));
+    if (counts.size() > kMostReasonsOfSweep)
+      line(fmt::format("          and {} other reasons", counts.size() - kMostReasonsOfSweep));
   }
 
   const SweepDocument& document_;
@@ -105,7 +106,7 @@ class Report {
 }  // namespace
 
 std::string sweep_report(const SweepDocument& document, const ReportStyle& style) {
-  return Report(document, style).text();
+  return SweepText(document, style).text();
 }
 
 }  // namespace foreshard::cli

@@ -14,15 +14,13 @@
 namespace foreshard::cli {
 namespace {
 
-std::string time_text(SimDuration ns) { return duration_text(static_cast<double>(ns)); }
-
 std::string_view phase_text(std::int32_t phase) {
   return phase > 0 && phase <= static_cast<int>(Phase::Load) ? phase_name(static_cast<Phase>(phase)) : "";
 }
 
-class Report : private TextLines {
+class TraceText : private TextLines {
  public:
-  Report(const OpenedTrace& trace, const AnalysedFiles& about, const ReportStyle& style)
+  TraceText(const OpenedTrace& trace, const AnalysedFiles& about, const ReportStyle& style)
       : t_(trace.timeline), about_(about), style_(style) {}
 
   std::string take(const OpenedTrace& trace, const std::vector<RankAnalysis>& ranks) {
@@ -51,7 +49,7 @@ class Report : private TextLines {
       return;
     }
     const auto row = [&](const char* label, SimDuration time, std::string_view what = {}) {
-      line("  {:<26}{:>12}{:>9}  {}", label, time_text(time),
+      line("  {:<26}{:>12}{:>9}  {}", label, duration_text(time),
            percent_text(static_cast<double>(time) / static_cast<double>(rank.length())), what);
     };
     row("first to last work", rank.length());
@@ -83,8 +81,9 @@ class Report : private TextLines {
       line("  {:<22}{:>8}{:>11}{:>11}{:>11}{:>11}{:>11}{:>11}",
            lane.label.empty() || lane.label == lane.stream ? lane.stream
                                                            : fmt::format("{} ({})", lane.stream, lane.label),
-           grouped_text(stream.spans), time_text(stream.busy), time_text(stream.compute), time_text(stream.comm),
-           time_text(stream.idle.host), time_text(stream.idle.kernel), time_text(stream.idle.other));
+           grouped_text(stream.spans), duration_text(stream.busy), duration_text(stream.compute),
+           duration_text(stream.comm), duration_text(stream.idle.host), duration_text(stream.idle.kernel),
+           duration_text(stream.idle.other));
     }
   }
 
@@ -92,8 +91,8 @@ class Report : private TextLines {
     if (rank.collectives.empty()) return;
     title(fmt::format("  {:<22}{:>8}{:>11}{:>11}{:>13}", "Collectives", "count", "busy", "exposed", "bytes"));
     for (const CollectiveTime& c : rank.collectives) {
-      line("  {:<22}{:>8}{:>11}{:>11}{:>13}", span_kind_name(c.kind), grouped_text(c.count), time_text(c.busy),
-           time_text(c.exposed), c.bytes > 0 ? bytes_text(c.bytes) : "");
+      line("  {:<22}{:>8}{:>11}{:>11}{:>13}", span_kind_name(c.kind), grouped_text(c.count), duration_text(c.busy),
+           duration_text(c.exposed), c.bytes > 0 ? bytes_text(c.bytes) : "");
     }
   }
 
@@ -103,8 +102,8 @@ class Report : private TextLines {
     for (std::size_t i = 0; i < shown(rank.units.size()); ++i) {
       const UnitTime& u = rank.units[i];
       line("  {:<42}{:>11}{:>11}{:>11}",
-           fmt::format("{} {}", u.unit.empty() ? "(no unit)" : u.unit, phase_text(u.phase)), time_text(u.compute),
-           time_text(u.comm), time_text(u.copies));
+           fmt::format("{} {}", u.unit.empty() ? "(no unit)" : u.unit, phase_text(u.phase)), duration_text(u.compute),
+           duration_text(u.comm), duration_text(u.copies));
     }
     rest(rank.units.size());
   }
@@ -115,7 +114,7 @@ class Report : private TextLines {
     for (const MemoryPeak& m : rank.memory) {
       const bool bytes = m.unit == "bytes";
       line("  {:<22}{:>12}{:>12}{:>12}  {}", m.counter, bytes ? bytes_text(m.peak) : grouped_text(m.peak),
-           time_text(m.time), bytes ? bytes_text(m.at_end) : grouped_text(m.at_end), m.during.substr(0, 40));
+           duration_text(m.time), bytes ? bytes_text(m.at_end) : grouped_text(m.at_end), m.during.substr(0, 40));
     }
   }
 
@@ -136,7 +135,7 @@ class Report : private TextLines {
                      [](const auto& a, const auto& b) { return a.second.first > b.second.first; });
     title(fmt::format("  {:<22}{:>12}{:>9}{:>9}", "Critical path", "time", "share", "steps"));
     for (const auto& [what, sum] : rows) {
-      line("  {:<22}{:>12}{:>9}{:>9}", what, time_text(sum.first),
+      line("  {:<22}{:>12}{:>9}{:>9}", what, duration_text(sum.first),
            percent_text(static_cast<double>(sum.first) / static_cast<double>(std::max<SimDuration>(1, all))),
            grouped_text(sum.second));
     }
@@ -221,7 +220,7 @@ class Json {
 
 std::string analysis_report(const OpenedTrace& trace, const std::vector<RankAnalysis>& ranks,
                             const AnalysedFiles& about, const ReportStyle& style) {
-  return Report(trace, about, style).take(trace, ranks);
+  return TraceText(trace, about, style).take(trace, ranks);
 }
 
 std::string analysis_json(const OpenedTrace& trace, const std::vector<RankAnalysis>& ranks,

@@ -18,7 +18,7 @@ std::string sibling_path(std::string_view name) {
   return code ? std::string(name) : (self.parent_path() / name).string();
 }
 
-namespace {
+namespace {}  // namespace
 
 std::vector<char*> pointers_to(std::vector<std::string>& words) {
   std::vector<char*> pointers;
@@ -26,8 +26,6 @@ std::vector<char*> pointers_to(std::vector<std::string>& words) {
   pointers.push_back(nullptr);
   return pointers;
 }
-
-}  // namespace
 
 std::string replace_process(const std::string& path, std::vector<std::string> arguments) {
   arguments.insert(arguments.begin(), path);

@@ -10,6 +10,9 @@ namespace foreshard::cli {
 /// Where `name` is, or would be: the folder of this program. The name alone where the kernel does not tell.
 std::string sibling_path(std::string_view name);
 
+/// What exec and spawn take of `words`: their characters, ended by nullptr. Good as long as `words` are.
+std::vector<char*> pointers_to(std::vector<std::string>& words);
+
 /// Replaces this process by `path arguments...`; returns only if that cannot be done, with the system's words for it.
 std::string replace_process(const std::string& path, std::vector<std::string> arguments);
 

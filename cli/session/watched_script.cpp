@@ -117,13 +117,6 @@ class StopSignals {
   std::array<struct sigaction, kSignals.size()> before_{};
 };
 
-std::vector<char*> pointers_to(std::vector<std::string>& words) {
-  std::vector<char*> pointers;
-  for (std::string& word : words) pointers.push_back(word.data());
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
 /// This process's own, with what is given in place of variables of the same name.
 std::vector<std::string> with_own(std::vector<std::string> given) {
   std::set<std::string> names;

@@ -24,7 +24,7 @@
 namespace foreshard::cli {
 namespace {
 
-Error usage(std::string place, std::string message, std::string expected, std::string got) {
+Error fit_usage(std::string place, std::string message, std::string expected, std::string got) {
   return verb_usage_error("fit", std::move(place), std::move(message), std::move(expected), std::move(got));
 }
 
@@ -55,7 +55,8 @@ Result<Start> start_of(const FitFlags& flags, const Console& console) {
     std::int64_t tokens = 0;
     const char* end = flags.context.data() + flags.context.size();
     if (std::from_chars(flags.context.data(), end, tokens) != std::from_chars_result{end, {}} || tokens < 1)
-      return fail(usage("--context", "a context is a number of tokens", "max, or tokens as in 8192", flags.context));
+      return fail(
+          fit_usage("--context", "a context is a number of tokens", "max, or tokens as in 8192", flags.context));
     start.set.push_back(fmt::format("model.seq={}", tokens));
   }
   JobFlags wanted = flags.job;
@@ -134,7 +135,7 @@ Result<void> write_all(const FitAnswer& answer, const std::string& out, const st
 
 Result<std::vector<ExportTool>> tools_of(const FitFlags& flags) {
   if (flags.emit.empty()) return std::vector<ExportTool>{};
-  if (flags.out.empty()) return fail(usage("--emit", "files need a folder", "--out DIR beside --emit", "no --out"));
+  if (flags.out.empty()) return fail(fit_usage("--emit", "files need a folder", "--out DIR beside --emit", "no --out"));
   return parse_export_tools(flags.emit);
 }
 
@@ -203,8 +204,8 @@ ExitCode run_verb(const FitFlags& flags, const Console& console) {
     report.nearest.push_back(search ? nearest_change(method) : std::nullopt);
   }
   if (!fits && tools->size() > 1) {  // they may share only what does not fit
-    return console.error(usage("--emit", "no job that fits can be told to all of these programs",
-                               "programs that share a way to say it, one at a time, or none", flags.emit));
+    return console.error(fit_usage("--emit", "no job that fits can be told to all of these programs",
+                                   "programs that share a way to say it, one at a time, or none", flags.emit));
   }
   if (auto written = write_all(*answer, flags.out, *tools, report); !written) return console.error(written.error());
   const ReportStyle style{console.color, console.unicode, console.width};

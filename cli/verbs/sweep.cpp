@@ -20,7 +20,7 @@ namespace {
 /// Some 180,000 points.
 constexpr Bytes kMostSweepFile = 64 * kMiB;
 
-Error usage(std::string place, std::string message, std::string expected, std::string got) {
+Error sweep_usage(std::string place, std::string message, std::string expected, std::string got) {
   return verb_usage_error("sweep", std::move(place), std::move(message), std::move(expected), std::move(got));
 }
 
@@ -32,14 +32,14 @@ Result<SweepPart> parse_part(const std::string& text) {
   const bool slash = first.ec == std::errc() && first.ptr != end && *first.ptr == '/';
   const auto second = slash ? std::from_chars(first.ptr + 1, end, part.of) : first;
   if (!slash || second.ec != std::errc() || second.ptr != end || part.of < 1 || part.index < 1 || part.index > part.of)
-    return fail(usage("--part", "a part has the form i/n", "1/8 to 8/8", text));
+    return fail(sweep_usage("--part", "a part has the form i/n", "1/8 to 8/8", text));
   return part;
 }
 
 Result<Bytes> parse_budget(const std::string& text) {
   if (text.empty()) return Bytes{0};
   const auto bytes = parse_size(text);
-  if (!bytes || *bytes <= 0) return fail(usage("--budget", "a budget is a size", "80GiB", text));
+  if (!bytes || *bytes <= 0) return fail(sweep_usage("--budget", "a budget is a size", "80GiB", text));
   return *bytes;
 }
 
@@ -55,7 +55,7 @@ Result<void> write_file(const std::string& path, const std::string& text) {
 
 Result<SweepDocument> merged(const std::vector<std::string>& inputs) {
   if (inputs.size() < 2)
-    return fail(usage("merge", "there is nothing to merge", "files that sweep --json wrote", "none"));
+    return fail(sweep_usage("merge", "there is nothing to merge", "files that sweep --json wrote", "none"));
   std::vector<SweepDocument> parts;
   for (std::size_t k = 1; k < inputs.size(); ++k) {
     const auto text = read_text_file(inputs[k], kMostSweepFile);
@@ -85,8 +85,8 @@ Result<std::vector<SweepAxis>> axes_of(const SweepFlags& flags, const Job& job, 
 
 Result<SweepDocument> swept(const SweepFlags& flags, const Console& console) {
   if (flags.inputs.size() != 1)
-    return fail(
-        usage("JOB", "a sweep has one job", "one job file or model file", fmt::format("{}", flags.inputs.size())));
+    return fail(sweep_usage("JOB", "a sweep has one job", "one job file or model file",
+                            fmt::format("{}", flags.inputs.size())));
   SweepOptions options;
   const auto part = parse_part(flags.part);
   if (!part) return fail(part.error());

@@ -7,7 +7,7 @@
 namespace foreshard {
 namespace {
 
-constexpr Bytes kBf16 = 2, kFloat = 4;
+constexpr Bytes kBfloat16Bytes = 2, kFloat32Bytes = 4;
 constexpr std::int64_t kColumns = 64;     // of the right matrix that are packed side by side
 constexpr std::int64_t kPackedRows = 32;  // ... in groups of so many rows: a vector of bfloat16
 
@@ -27,13 +27,13 @@ struct Blocking {
 
 /// A copy's rows fill cache lines and do not all fall on the same ones.
 std::int64_t copied_row(std::int64_t k) {
-  constexpr std::int64_t kLine = 64 / kBf16;
+  constexpr std::int64_t kLine = 64 / kBfloat16Bytes;
   const std::int64_t row = round_up(k, kLine);
   return row >= 512 && is_power_of_2(row) ? row + kLine : row;
 }
 
 bool prefers_copy(const CpuProduct& p) {
-  return !p.left_transposed && is_power_of_2(p.k) && p.k >= 8192 / kBf16 && p.m >= 1024;
+  return !p.left_transposed && is_power_of_2(p.k) && p.k >= 8192 / kBfloat16Bytes && p.m >= 1024;
 }
 
 // ------------------------------------------------------------------------------------ vectors of bfloat16
@@ -192,9 +192,9 @@ class TileBlocking {
     const std::int64_t k = k_elements();
     now_.left_row = now_.copies_left ? copied_row(now_.k) : (p_.left_transposed ? p_.m : p_.k);
     now_.sums = p_.k > k || p_.k % now_.k > 0;
-    Bytes bytes = kBf16 * (k * m_elements() + k * n_elements() + now_.n * k + m_elements() * n_elements());
-    if (now_.copies_left) bytes += kBf16 * now_.left_row * now_.k_batch * m_elements();
-    if (now_.sums) bytes += kFloat * m_elements() * n_elements();
+    Bytes bytes = kBfloat16Bytes * (k * m_elements() + k * n_elements() + now_.n * k + m_elements() * n_elements());
+    if (now_.copies_left) bytes += kBfloat16Bytes * now_.left_row * now_.k_batch * m_elements();
+    if (now_.sums) bytes += kFloat32Bytes * m_elements() * n_elements();
     return bytes;
   }
 
@@ -202,7 +202,7 @@ class TileBlocking {
   void fit_into_cache(std::int64_t k_blocks) {
     const Bytes chunk = chunk_bytes();
     const std::int64_t least = chunk / cache_, most = ceil_div(chunk, cache_);
-    const bool long_rows = !p_.left_transposed && is_power_of_2(p_.k) && p_.k >= 8192 / kBf16;
+    const bool long_rows = !p_.left_transposed && is_power_of_2(p_.k) && p_.k >= 8192 / kBfloat16Bytes;
     if (least <= (long_rows ? 2 : 0) || now_.k_batch <= 1) return;
     const std::int64_t one = std::max<std::int64_t>(now_.k_batch / least, 1), two = ceil_div(now_.k_batch, most);
     const std::int64_t over_one = k_blocks % one, over_two = k_blocks % two;
@@ -282,8 +282,8 @@ class TileBlocking {
 
 // ------------------------------------------------------------------------------------ bytes
 
-/// Each buffer of a scratchpad is booked with room to align it.
-Bytes booked(Bytes bytes) { return bytes > 0 ? bytes + 128 : 0; }
+/// Each buffer of a scratchpad is booked_if_any with room to align it.
+Bytes booked_if_any(Bytes bytes) { return bytes > 0 ? bytes + 128 : 0; }
 
 /// Elements that a general product sums up beside its result: each thread its rows of a matrix, in one matrix at a
 /// time.
@@ -304,14 +304,14 @@ bool cut_evenly(std::int64_t rows) {
 
 Bytes scratchpad(const CpuProduct& p, const Blocking& b, bool tiles) {
   constexpr Bytes kCall = Bytes{16} * 40;  // what names the blocks of a call, 16 times over
-  const Bytes right = kBf16 * round_up(b.n, kColumns) * round_up(b.k, kPackedRows) * b.k_batch;
-  Bytes bytes = booked(b.threads * kCall * b.k_batch) + booked(b.threads * right);
-  if (b.copies_left) bytes += booked(b.threads * kBf16 * b.m * b.left_row * b.k_batch * b.m_chunk);
+  const Bytes right = kBfloat16Bytes * round_up(b.n, kColumns) * round_up(b.k, kPackedRows) * b.k_batch;
+  Bytes bytes = booked_if_any(b.threads * kCall * b.k_batch) + booked_if_any(b.threads * right);
+  if (b.copies_left) bytes += booked_if_any(b.threads * kBfloat16Bytes * b.m * b.left_row * b.k_batch * b.m_chunk);
   if (b.sums) {
     const bool whole = b.k_threads > 1;  // threads sum up the same rows: each has all of them
     const std::int64_t row = whole ? p.n : tiles ? round_up(b.n, std::min<std::int64_t>(32, b.n)) : b.n;
     const std::int64_t chunks = whole || b.k * b.k_batch >= p.k ? 1 : b.m_chunk * b.n_chunk;
-    bytes += booked(b.threads * kFloat * row * (whole ? p.m : b.m) * chunks);
+    bytes += booked_if_any(b.threads * kFloat32Bytes * row * (whole ? p.m : b.m) * chunks);
   }
   if (tiles) {
     constexpr Bytes kTile = 1024;
@@ -319,7 +319,7 @@ Bytes scratchpad(const CpuProduct& p, const Blocking& b, bool tiles) {
     const std::int64_t rows = ceil_div(b.m, 16), columns_left = p.n % b.n;
     const bool in_a_row = rows == 3 && !cut_evenly(b.m) && (columns_left <= 16 || columns_left % 16 == 0);
     const std::int64_t used = in_a_row ? 3 : std::min<std::int64_t>(4, rows * ceil_div(b.n, 16));
-    bytes += booked(b.threads * kTile * (used + (b.k_tail_in_tiles ? 1 : 0)));
+    bytes += booked_if_any(b.threads * kTile * (used + (b.k_tail_in_tiles ? 1 : 0)));
   }
   return bytes;
 }
@@ -329,11 +329,11 @@ Bytes scratchpad(const CpuProduct& p, const Blocking& b, bool tiles) {
 Bytes cpu_product_bytes(const CpuProduct& product, CpuIsa isa, std::int64_t threads, Bytes l2_bytes) {
   constexpr std::int64_t kLeast = std::int64_t{16} * 16 * 16;  // ATen/native/mkldnn/Matmul.cpp
   if (isa == CpuIsa::Avx2 || product.batch * product.m * product.n * product.k <= kLeast) return 0;
-  if (isa == CpuIsa::Avx512) return booked(kFloat * sums_in_float(product, threads));
+  if (isa == CpuIsa::Avx512) return booked_if_any(kFloat32Bytes * sums_in_float(product, threads));
   if (isa == CpuIsa::Amx) {
     constexpr Bytes kSmall = 126;  // vectors are faster
     const Blocking tiles = TileBlocking(product, threads, l2_bytes).best();
-    if (kBf16 * tiles.m * tiles.left_row > kSmall) return scratchpad(product, tiles, true);
+    if (kBfloat16Bytes * tiles.m * tiles.left_row > kSmall) return scratchpad(product, tiles, true);
   }
   return scratchpad(product, vector_blocking(product, threads), false);
 }

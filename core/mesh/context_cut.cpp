@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/mesh/rank_program.h"
+
 namespace foreshard::mesh {
 namespace {
 
@@ -26,8 +28,6 @@ Error refused(const Model& model, const Op& op, std::string message, std::string
           op.name,
           std::move(hint)};
 }
-
-bool is_attention(const Op& op) { return op.name.find("scaled_dot_product") != std::string::npos; }
 
 Result<void> meet_in_attention(Model& model, const MeshOptions& options, std::int32_t dimension) {
   bool any = false;

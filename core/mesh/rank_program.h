@@ -44,6 +44,9 @@ inline Arg numbers_arg(const Shape& values) {
 
 inline Arg value_arg(std::int32_t id) { return Arg{ValueRef{ValueId(id)}}; }
 
+/// Of any of the kernels that scaled_dot_product_attention chooses.
+inline bool is_attention(const Op& op) { return op.name.find("scaled_dot_product") != std::string::npos; }
+
 class RankProgram {
  protected:
   struct Caller {

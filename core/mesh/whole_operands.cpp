@@ -6,6 +6,7 @@
 
 #include "core/lowering/op_rules.h"
 #include "core/mesh/program_cutter.h"
+#include "core/mesh/rank_program.h"
 
 namespace foreshard::mesh {
 namespace {
@@ -18,8 +19,6 @@ bool takes_like_operands(const Op& op) {
 }
 
 /// Of heads: keys and values of fewer heads than there are ranks are whole on each, which takes those of its queries.
-bool is_attention(const Op& op) { return op.name.find("scaled_dot_product") != std::string::npos; }
-
 /// The value that `op` expands along `dim` of its result; -1: it does not.
 std::int32_t expanded(const Op* op, std::int32_t dim, const std::vector<Shape>& whole) {
   if (op == nullptr || op->name != "aten.expand.default") return -1;

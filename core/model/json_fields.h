@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
@@ -24,6 +25,9 @@ struct JsonProblem {
   bool set(ErrorCode code, std::string place, std::string message, std::string expected, std::string got,
            std::string hint = {});
 };
+
+/// The most that a count or an index of a document may be.
+inline constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
 class JsonFields {
  public:

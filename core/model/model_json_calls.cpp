@@ -14,7 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 constexpr std::size_t kHintWords = 2000;  // names compared for a hint
 
 std::optional<CallStep::Kind> operator_kind(std::string_view word) {

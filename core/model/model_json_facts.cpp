@@ -14,7 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 constexpr std::int64_t kMaxAmount = std::int64_t{1} << 60;
 constexpr std::string_view kScript = "(script)";  // no module's name
 

@@ -19,7 +19,6 @@ using Json = nlohmann::json;
 
 constexpr std::string_view kSchema = "foreshard.model/2", kOldSchema = "foreshard.model/1";
 constexpr std::int64_t kMaxTokens = std::int64_t{1} << 52;
-constexpr std::int64_t kMaxCount = std::numeric_limits<std::int32_t>::max();
 
 class Reader {
  public:

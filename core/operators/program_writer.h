@@ -41,4 +41,12 @@ class ProgramWriter final : public PointwiseWriter {
   Tensor reshape_for_bmm(const Tensor& x, const Dims& sizes);
 };
 
+inline Arg number(std::int64_t value) { return Arg{value}; }
+
+/// The one result of `op`, its elements packed.
+inline Tensor one(ProgramWriter& w, std::string_view op, ArgList args, const Dims& sizes, DType dtype,
+                  std::vector<NamedArg> kwargs = {}) {
+  return w.emit(op, std::move(args), std::move(kwargs), {{sizes, ProgramWriter::contiguous_strides(sizes), dtype}})[0];
+}
+
 }  // namespace foreshard::families

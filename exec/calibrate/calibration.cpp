@@ -20,6 +20,7 @@
 #include "core/text/utf8.h"
 #include "exec/calibrate/calibration_host.h"
 #include "exec/calibrate/calibration_journal.h"
+#include "exec/calibrate/samples.h"
 #include "exec/data/batch_source.h"
 #include "exec/record/recorder.h"
 #include "exec/torch/torch_types.h"
@@ -32,16 +33,6 @@ constexpr int kWarmUp = 3;
 constexpr Bytes kSmallest = kKiB;
 constexpr std::int32_t kAheadOf = 16;       // operators that are issued behind a stream that stands still
 constexpr std::int32_t kIssuedAtOnce = 64;  // ... and that a device's launch queue takes without making the issuer wait
-
-using Samples = std::vector<std::int64_t>;
-
-std::int64_t quantile(Samples samples, double share) {
-  if (samples.empty()) return 0;
-  const auto at = samples.begin() + static_cast<std::ptrdiff_t>(share * static_cast<double>(samples.size() - 1) + 0.5);
-  std::nth_element(samples.begin(), at, samples.end());
-  return *at;
-}
-std::int64_t median(const Samples& samples) { return quantile(samples, 0.5); }
 
 /// Median of some rounds of one piece of work.
 template <class F>

@@ -11,6 +11,7 @@
 #include <functional>
 #include <utility>
 
+#include "exec/calibrate/samples.h"
 #include "exec/host/host_backend.h"
 #include "exec/host/host_stream.h"
 #include "exec/record/recorder.h"
@@ -20,14 +21,7 @@
 namespace foreshard::exec {
 namespace {
 
-constexpr int kWarmUp = 3;
-
-std::int64_t median(std::vector<std::int64_t> samples) {
-  if (samples.empty()) return 0;
-  const auto at = samples.begin() + static_cast<std::ptrdiff_t>(samples.size() / 2);
-  std::nth_element(samples.begin(), at, samples.end());
-  return *at;
-}
+constexpr int kHostWarmUp = 3;
 
 // ---------------------------------------------------------------- own work
 
@@ -116,7 +110,7 @@ std::vector<WorkCurve> time_work(const OptimizerOptions& optimizer, int ranks, B
     for (std::size_t w = 0; w < all.size(); ++w) {
       TensorSet& set = all[w].of_all ? of_all : of_a_unit;
       std::vector<std::int64_t> samples;
-      for (int r = -kWarmUp; r < repeats; ++r) {
+      for (int r = -kHostWarmUp; r < repeats; ++r) {
         const std::int64_t start = steady_now();
         all[w].run(set);
         if (r >= 0) samples.push_back((steady_now() - start) / set.count());
@@ -133,7 +127,7 @@ SimDuration time_handover(int repeats) {
   const auto backend = make_host_backend({.intra_op_threads = 1});
   const std::array<StreamIndex, 2> streams = {backend->create_stream("D", 0), backend->create_stream("A", 0)};
   std::vector<std::int64_t> samples;
-  for (int r = -kWarmUp; r < repeats; ++r) {
+  for (int r = -kHostWarmUp; r < repeats; ++r) {
     HostEvent open;
     std::int64_t start = 0;  // the streams' until the synchronisation
     backend->launch({streams[0], {}}, [&open, &start] {
@@ -254,7 +248,7 @@ void load_collectives(std::vector<CollectiveCurve>& curves, Communicator& group,
       const CollectiveCall call(curve.kind, group.size(), bytes, c10::kCPU);
       const int calls = calls_of(bytes, repeats);
       group.barrier();
-      for (int r = 0; r < kWarmUp; ++r) call.run(group);
+      for (int r = 0; r < kHostWarmUp; ++r) call.run(group);
       std::vector<std::int64_t> beside, taken;
       for (int b = 0; b < kBatches; ++b) {
         const std::int64_t start = steady_now(), done = load.done();

@@ -19,8 +19,6 @@ using std::chrono::milliseconds;
 constexpr std::string_view kLeft = "left";
 
 std::string key_of(int rank) { return fmt::format("beat/{}", rank); }
-std::string text_of(const Rendezvous::Content& content) { return {content.begin(), content.end()}; }
-Rendezvous::Content content_of(std::string_view text) { return {text.begin(), text.end()}; }
 
 }  // namespace
 

@@ -23,16 +23,16 @@ Error environment_error(std::string place, std::string message, std::string expe
   return error;
 }
 
-std::string_view text_of(const Environment& environment, const char* name) {
+std::string_view variable_text(const Environment& environment, const char* name) {
   const char* value = environment(name);
   return value != nullptr ? value : "";
 }
 
-bool is_set(const Environment& environment, const char* name) { return !text_of(environment, name).empty(); }
+bool is_set(const Environment& environment, const char* name) { return !variable_text(environment, name).empty(); }
 
 /// A whole number from `low` up.
 Result<int> number(const Environment& environment, const char* name, int low, int otherwise) {
-  const std::string_view text = text_of(environment, name);
+  const std::string_view text = variable_text(environment, name);
   if (text.empty()) return otherwise;
   int value = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -92,7 +92,7 @@ Result<RankPlace> numbered(const Environment& environment, const Names& names) {
   if (!local_rank) return fail(local_rank.error());
   place.local_rank = *local_rank;
   const bool in_words = std::string_view(names.launcher) == "slurm" && is_set(environment, "SLURM_STEP_TASKS_PER_NODE");
-  const auto local_size = in_words ? first_count(text_of(environment, "SLURM_STEP_TASKS_PER_NODE"))
+  const auto local_size = in_words ? first_count(variable_text(environment, "SLURM_STEP_TASKS_PER_NODE"))
                                    : number(environment, names.local_size, 1, *size);
   if (!local_size) return fail(local_size.error());
   place.local_world_size = std::clamp(*local_size, 1, place.world_size);
@@ -113,10 +113,10 @@ Result<void> find_master(const Environment& environment, RankPlace& place) {
   }
   place.master_port = *given_port;
   if (is_set(environment, "MASTER_ADDR")) {
-    place.master_address = text_of(environment, "MASTER_ADDR");
+    place.master_address = variable_text(environment, "MASTER_ADDR");
   } else if (place.launcher == "slurm" && !here) {
     const char* nodes = is_set(environment, "SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
-    place.master_address = first_host(text_of(environment, nodes));
+    place.master_address = first_host(variable_text(environment, nodes));
   } else if (!here) {
     place.master_address.clear();
   }
@@ -136,9 +136,9 @@ Result<std::optional<RankPlace>> place_in_environment(const Environment& environ
     auto place = numbered(environment, names);
     if (!place) return fail(place.error());
     if (auto found = find_master(environment, *place); !found) return fail(found.error());
-    if (text_of(environment, "TORCHELASTIC_USE_AGENT_STORE") == "True") {
+    if (variable_text(environment, "TORCHELASTIC_USE_AGENT_STORE") == "True") {
       place->store_hosted_elsewhere = true;
-      place->store_prefix = fmt::format("attempt_{}/", text_of(environment, "TORCHELASTIC_RESTART_COUNT"));
+      place->store_prefix = fmt::format("attempt_{}/", variable_text(environment, "TORCHELASTIC_RESTART_COUNT"));
     }
     if (is_set(environment, "FORESHARD_LAUNCHER")) {  // its store is this run's alone
       place->launcher = "foreshard";

@@ -28,9 +28,6 @@ const char* const kFailureKey = "failure";
 const char* const kStoppedKey = "stopped";
 const char* const kEndedKey = "ended";
 
-std::string text_of(const Rendezvous::Content& content) { return {content.begin(), content.end()}; }
-Rendezvous::Content content_of(std::string_view text) { return {text.begin(), text.end()}; }
-
 Error meeting_error(const RendezvousOptions& options, std::string_view text) {
   Error error;
   error.message = fmt::format("rank {} of {} did not meet the others: {}", options.rank, options.size, text);

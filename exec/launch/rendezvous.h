@@ -85,4 +85,7 @@ class Rendezvous {
   virtual void give_up(std::string_view word) noexcept = 0;
 };
 
+inline std::string text_of(const Rendezvous::Content& content) { return {content.begin(), content.end()}; }
+inline Rendezvous::Content content_of(std::string_view text) { return {text.begin(), text.end()}; }
+
 }  // namespace foreshard::exec

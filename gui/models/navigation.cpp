@@ -8,7 +8,7 @@ namespace foreshard::gui {
 namespace {
 
 constexpr SimDuration kShortest = 20;
-constexpr std::size_t kHistory = 200;
+constexpr std::size_t kMostPlacesKept = 200;
 
 }  // namespace
 
@@ -78,7 +78,7 @@ void Navigation::remember(Act act) {
   const bool follows = act == Act::Jump && last_ == Act::SelectSlice;
   if (!same_step && !follows) {
     before_.push_back(look());
-    if (before_.size() > kHistory) before_.erase(before_.begin());
+    if (before_.size() > kMostPlacesKept) before_.erase(before_.begin());
   }
   after_.clear();
   if (!follows) last_ = act;

@@ -43,8 +43,6 @@ std::string name_of(const TimelineModel& model, SpanId span) {
 SceneSlice place(const SceneSlice& slice, SpanId span) {
   return {slice.side, static_cast<std::uint32_t>(span.index())};
 }
-std::string words(SimDuration time) { return duration_words(static_cast<double>(time)); }
-
 /// Count, sum, and the longest kinds of what was launched inside.
 void add_work(std::vector<Fact>& facts, const TimelineModel& model, const SceneSlice& slice) {
   std::vector<SpanId> work = model.origins().work_of(SpanId(std::size_t{slice.span}), kMostWork);
@@ -52,16 +50,17 @@ void add_work(std::vector<Fact>& facts, const TimelineModel& model, const SceneS
   SimDuration sum = 0;
   for (const SpanId span : work) sum += at(model, span).duration;
   facts.push_back({"launches",
-                   fmt::format("{} pieces of work, {}{}", work.size(), words(sum),
+                   fmt::format("{} pieces of work, {}{}", work.size(), duration_words(sum),
                                work.size() == kMostWork ? " (the first of them)" : ""),
                    place(slice, work.front())});
   const auto shown = static_cast<std::ptrdiff_t>(std::min(kMostNamed, work.size()));
   std::partial_sort(work.begin(), work.begin() + shown, work.end(),
                     [&](SpanId a, SpanId b) { return at(model, a).duration > at(model, b).duration; });
   for (auto span = work.begin(); span != work.begin() + shown; ++span)
-    facts.push_back({"",
-                     fmt::format("{}, {}", folded_kernel_name(name_of(model, *span)), words(at(model, *span).duration)),
-                     place(slice, *span)});
+    facts.push_back(
+        {"",
+         fmt::format("{}, {}", folded_kernel_name(name_of(model, *span)), duration_words(at(model, *span).duration)),
+         place(slice, *span)});
 }
 
 }  // namespace

@@ -20,8 +20,6 @@
 namespace foreshard::gui {
 namespace {
 
-std::string words(SimDuration time) { return duration_words(static_cast<double>(time)); }
-
 std::string lane_words(const Timeline& t, const Span& span) {
   const Lane& lane = t.lanes[span.lane.index()];
   return fmt::format("rank {}, {}", lane.rank,
@@ -36,7 +34,7 @@ void add_wait(std::vector<Fact>& facts, const TimelineModel& model, std::uint32_
   const SimDuration gap = row.start[place->slice] - row.end[place->slice - 1];
   const Span& before = model.timeline.spans[row.span[place->slice - 1]];
   facts.push_back({"after", fmt::format("{}{}", slice_label(model.timeline, before),
-                                        gap > 0 ? ", " + words(gap) + " idle between" : ", without a gap")});
+                                        gap > 0 ? ", " + duration_words(gap) + " idle between" : ", without a gap")});
 }
 
 void add_flows(std::vector<Fact>& facts, const TimelineModel& model, const SceneSlice& slice) {
@@ -46,10 +44,10 @@ void add_flows(std::vector<Fact>& facts, const TimelineModel& model, const Scene
     const Span& other = model.timeline.spans[partner];
     const bool issued = other.start <= span.start;
     const SimDuration lead = issued ? span.start - other.start : other.start - span.start;
-    facts.push_back(
-        {issued ? "issued by" : "issues",
-         fmt::format("{} ({} {})", slice_label(model.timeline, other), words(lead), issued ? "before" : "later"),
-         SceneSlice{slice.side, partner}});
+    facts.push_back({issued ? "issued by" : "issues",
+                     fmt::format("{} ({} {})", slice_label(model.timeline, other), duration_words(lead),
+                                 issued ? "before" : "later"),
+                     SceneSlice{slice.side, partner}});
     if (facts.size() > 24) return;
   }
 }
@@ -88,8 +86,8 @@ std::vector<Fact> slice_facts(const Scene& scene, const SceneSlice& slice) {
   if (span.instruction.valid()) facts.push_back({"instruction", fmt::format("{}", span.instruction.value)});
   if (span.communicator.valid()) facts.push_back({"communicator", std::string(t.name_of(span.communicator))});
   facts.push_back({"where", lane_words(t, span)});
-  facts.push_back({"start", words(span.start - side.origin)});
-  facts.push_back({"duration", words(span.duration)});
+  facts.push_back({"start", duration_words(span.start - side.origin)});
+  facts.push_back({"duration", duration_words(span.duration)});
   if (span.bytes > 0) {
     facts.push_back({"bytes", bytes_words(static_cast<double>(span.bytes))});
     if (span.duration > 0)
@@ -99,7 +97,7 @@ std::vector<Fact> slice_facts(const Scene& scene, const SceneSlice& slice) {
   if (is_collective(span.kind) && span.lane.valid()) {
     if (const RankBands* bands = model.bands_of(t.lanes[span.lane.index()].rank)) {
       const SimDuration exposed = bands->exposed.busy(span.start, span.start + std::max<SimDuration>(0, span.duration));
-      facts.push_back({"exposed", words(exposed)});
+      facts.push_back({"exposed", duration_words(exposed)});
     }
   }
   add_wait(facts, model, slice.span);
@@ -154,10 +152,10 @@ std::string shares_in_words(const std::vector<TimeShare>& shares, TimeRange rang
 void add_causes(std::vector<Fact>& facts, const RankBands& bands, TimeRange range, const std::string& whose) {
   SimDuration idle = 0;
   for (const TimeShare& share : bands.idle) idle += share.times.covered(range.begin, range.end);
-  facts.push_back({whose + "idle", words(idle)});
+  facts.push_back({whose + "idle", duration_words(idle)});
   for (const TimeShare& share : bands.idle) {
     const SimDuration time = share.times.covered(range.begin, range.end);
-    if (time > 0) facts.push_back({whose + "idle, " + share.name, words(time)});
+    if (time > 0) facts.push_back({whose + "idle, " + share.name, duration_words(time)});
   }
   if (const std::string path = shares_in_words(bands.path, range); !path.empty())
     facts.push_back({whose + "critical path", path});
@@ -179,17 +177,17 @@ std::string moment(SimTime time, SimDuration length) {
 std::vector<Fact> range_facts(const Scene& scene, TimeRange range) {
   std::vector<Fact> facts{
       {"range", fmt::format("{} .. {}", moment(range.begin, range.length()), moment(range.end, range.length()))},
-      {"length", words(range.length())}};
+      {"length", duration_words(range.length())}};
   for (std::size_t s = 0; s < scene.sides.size(); ++s) {
     const SceneSide& side = scene.sides[s];
     if (side.model->ranks.empty()) continue;
     const RangeNumbers n = range_numbers(*side.model, side.model->ranks.front().rank,
                                          {range.begin + side.origin, range.end + side.origin});
     const std::string whose = scene.compares() ? (s == 0 ? "A: " : "B: ") : "";
-    facts.push_back({whose + "compute", words(n.compute)});
-    facts.push_back({whose + "communication", words(n.comm)});
-    facts.push_back({whose + "overlapped", words(std::max<SimDuration>(0, n.comm - n.exposed))});
-    facts.push_back({whose + "exposed", words(n.exposed)});
+    facts.push_back({whose + "compute", duration_words(n.compute)});
+    facts.push_back({whose + "communication", duration_words(n.comm)});
+    facts.push_back({whose + "overlapped", duration_words(std::max<SimDuration>(0, n.comm - n.exposed))});
+    facts.push_back({whose + "exposed", duration_words(n.exposed)});
     add_causes(facts, side.model->ranks.front(), {range.begin + side.origin, range.end + side.origin}, whose);
     if (n.peak_allocated > 0)
       facts.push_back({whose + "peak allocated", bytes_words(static_cast<double>(n.peak_allocated))});

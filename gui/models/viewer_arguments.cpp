@@ -24,7 +24,7 @@ Error usage(const std::string& flag, std::string message, std::string expected, 
   return error;
 }
 
-std::optional<double> number_of(std::string_view text) {
+std::optional<double> parsed_number(std::string_view text) {
   double value = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (code != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
@@ -34,7 +34,7 @@ std::optional<double> number_of(std::string_view text) {
 /// "1.5", "ms": the number and its unit.
 std::optional<std::pair<double, std::string>> amount_of(const std::string& text) {
   const std::size_t unit = text.find_first_not_of("+-.0123456789e");
-  const auto number = number_of(std::string_view(text).substr(0, unit));
+  const auto number = parsed_number(std::string_view(text).substr(0, unit));
   if (!number) return std::nullopt;
   return std::pair{*number, unit == std::string::npos ? std::string() : text.substr(unit)};
 }
@@ -49,9 +49,9 @@ std::optional<double> unit_ns(const std::string& unit) {
 
 Result<void> read_size(const std::string& text, ViewerArguments& arguments) {
   const std::size_t x = text.find('x');
-  const auto width = number_of(std::string_view(text).substr(0, x));
+  const auto width = parsed_number(std::string_view(text).substr(0, x));
   const auto height =
-      x == std::string::npos ? std::optional<double>(0) : number_of(std::string_view(text).substr(x + 1));
+      x == std::string::npos ? std::optional<double>(0) : parsed_number(std::string_view(text).substr(x + 1));
   const auto good = [](std::optional<double> value, double least) {
     return value && *value >= least && *value <= 20'000 && *value == std::floor(*value);
   };
@@ -93,14 +93,14 @@ const std::map<std::string, Setter>& setters() {
        }},
       {"--scale",
        [](const std::string& v, ViewerArguments& a) -> Result<void> {
-         const auto scale = number_of(v);
+         const auto scale = parsed_number(v);
          if (!scale || *scale < 0.5 || *scale > 4) return fail(usage("--scale", "no such scale", "0.5 to 4", v));
          a.scale = *scale;
          return {};
        }},
       {"--rank",
        [](const std::string& v, ViewerArguments& a) -> Result<void> {
-         const auto rank = number_of(v);
+         const auto rank = parsed_number(v);
          if (!rank || *rank < 0 || *rank > 1e9 || *rank != std::floor(*rank))
            return fail(usage("--rank", "no such rank", "an integer from 0", v));
          a.rank = static_cast<std::int32_t>(*rank);

@@ -15,7 +15,7 @@
 namespace foreshard::gui {
 namespace {
 
-constexpr std::size_t kHistory = 100;
+constexpr std::size_t kMostChoicesKept = 100;
 
 struct Control {
   const char* key;
@@ -149,7 +149,7 @@ Result<Job> WhatIf::with(Job job, const std::vector<std::string>& settings) {
 
 void WhatIf::accept(std::shared_ptr<const Outcome> outcome) {
   before_.push_back(std::move(now_));
-  if (before_.size() > kHistory) before_.erase(before_.begin());
+  if (before_.size() > kMostChoicesKept) before_.erase(before_.begin());
   after_.clear();
   now_ = std::move(outcome);
 }

@@ -44,7 +44,7 @@ struct Item {
   HostLoad load;
 };
 
-struct Lane {
+struct CoreLane {
   std::deque<Item> items;
   bool running = false;  // the first of them
   bool slept = true;     // before the first of them
@@ -74,7 +74,7 @@ class Threads {
  private:
   bool issuer_done() const { return entry_ >= tape_.entries().size(); }
   bool idle() const {
-    return std::all_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.items.empty(); });
+    return std::all_of(lanes_.begin(), lanes_.end(), [](const CoreLane& lane) { return lane.items.empty(); });
   }
   const IssueTape::Entry& entry() const { return tape_.entries()[entry_]; }
   std::uint32_t kernels_end() const {
@@ -162,11 +162,11 @@ class Threads {
     bool moved = true;
     while (moved) {
       moved = issue();
-      for (Lane& lane : lanes_) moved = advance(lane) || moved;
+      for (CoreLane& lane : lanes_) moved = advance(lane) || moved;
     }
   }
 
-  bool advance(Lane& lane) {
+  bool advance(CoreLane& lane) {
     bool moved = false;
     while (!lane.items.empty() && !lane.running) {
       Item& item = lane.items.front();
@@ -197,8 +197,8 @@ class Threads {
 
   // ---------------------------------------------------------------- time
 
-  static bool is_collective(const Lane& lane) { return lane.items.front().what == Item::What::Collective; }
-  bool works(const Lane& lane) const { return lane.running && lane.wakes_at <= now_; }
+  static bool is_collective(const CoreLane& lane) { return lane.items.front().what == Item::What::Collective; }
+  bool works(const CoreLane& lane) const { return lane.running && lane.wakes_at <= now_; }
 
   struct Speeds {
     double own = 1;               // of a rank's own work, each
@@ -208,7 +208,7 @@ class Threads {
   Speeds speeds() const {
     int own = 0;
     double taken = 0, busy = 0;
-    for (const Lane& lane : lanes_) {
+    for (const CoreLane& lane : lanes_) {
       if (!works(lane)) continue;
       own += is_collective(lane) ? 0 : 1;
       if (!is_collective(lane)) continue;
@@ -223,7 +223,7 @@ class Threads {
     speeds.beside_compute = own > 0;
     return speeds;
   }
-  static double speed_of(const Lane& lane, const Speeds& speeds) {
+  static double speed_of(const CoreLane& lane, const Speeds& speeds) {
     if (!is_collective(lane)) return speeds.own;
     const double beside = speeds.beside_compute ? std::max(lane.items.front().load.beside, 1.0) : 1.0;
     return speeds.collectives / beside;
@@ -232,7 +232,7 @@ class Threads {
   double next_change() const {
     double next = !issuer_done() && paying_ && paid_at_ > now_ ? paid_at_ : kNever;
     const Speeds now = speeds();
-    for (const Lane& lane : lanes_) {
+    for (const CoreLane& lane : lanes_) {
       if (!lane.running) continue;
       next = std::min(next, works(lane) ? now_ + lane.items.front().left / speed_of(lane, now) : lane.wakes_at);
     }
@@ -243,7 +243,7 @@ class Threads {
     constexpr double kRounding = 0.01;  // ns: what counts as done
     const Speeds now = speeds();
     const double passed = to - now_;
-    for (Lane& lane : lanes_) {
+    for (CoreLane& lane : lanes_) {
       if (!works(lane)) continue;
       Item& item = lane.items.front();
       item.left -= passed * speed_of(lane, now);
@@ -264,7 +264,7 @@ class Threads {
   std::int64_t collectives_ = 0;  // that the iteration has issued
   bool paying_ = false;
   double paid_at_ = 0;
-  std::array<Lane, kPlayedStreams> lanes_;
+  std::array<CoreLane, kPlayedStreams> lanes_;
   std::vector<bool> fired_;
   std::vector<std::int64_t> last_of_;  // by communicator: the order of what it was given last
   std::vector<bool> ended_;            // by order

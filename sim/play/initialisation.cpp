@@ -14,7 +14,7 @@ namespace {
 /// M5: mixed precision casts what torch.is_floating_point is true of, which complex numbers are not.
 bool is_cast(DType dtype) { return is_floating(dtype) && dtype != DType::Complex64; }
 
-constexpr int kD = static_cast<int>(Stream::D);
+constexpr int kCompute = static_cast<int>(Stream::D);
 
 /// Post-order of the units: inner ones are wrapped before the unit around them (I1). Handle order is pre-order.
 std::vector<std::size_t> wrapping_order(const Plan& plan) {
@@ -38,7 +38,7 @@ std::vector<std::size_t> wrapping_order(const Plan& plan) {
 }
 
 bool resident(Device& device, Bytes bytes) {
-  return device.book.allocate(bytes, kD, MemoryCategory::ShardedParams) != kNoBlock;
+  return device.book.allocate(bytes, kCompute, MemoryCategory::ShardedParams) != kNoBlock;
 }
 
 /// W6: batch norms are units without mixed precision, whose buffers nobody casts.
@@ -54,7 +54,7 @@ bool make_buffer(Device& device, const Model& model, const BufferInfo& buffer, c
       job.fsdp.runtime == Runtime::Fsdp1 && is_cast(buffer.dtype) && job.fsdp.mixed_precision.buffer == buffer.dtype;
   const DType dtype = cast_later ? DType::Float32 : buffer.dtype;
   const Numel numel = numel_of(buffer.shape);
-  const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
+  const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kCompute, MemoryCategory::ShardedParams);
   if (block == kNoBlock) return false;
   const auto number = static_cast<std::int32_t>(&buffer - model.buffers.data());
   if (!is_of_full_precision_norm(model, buffer, job)) buffers.push_back({block, numel, dtype, false, number});
@@ -104,7 +104,7 @@ bool make_whole(Device& device, const Model& model, const Job& job, MemoryCatego
       if (!make_buffer(device, model, *member.buffer, job, buffers)) return false;
       continue;
     }
-    const BlockHandle block = device.book.allocate(param_bytes(model, member.param), kD, category);
+    const BlockHandle block = device.book.allocate(param_bytes(model, member.param), kCompute, category);
     if (block == kNoBlock) return false;
     BlockHandle& kept = full[model.storage_of(member.param).index()];
     if (kept == kNoBlock)
@@ -178,7 +178,7 @@ class Fsdp1Wrapping {
   bool make_param(ParamId id) {
     BlockHandle& block = original_[model_.storage_of(id).index()];
     if (block != kNoBlock) return true;
-    block = device_.book.allocate(param_bytes(model_, model_.storage_of(id)), kD, MemoryCategory::Temporaries);
+    block = device_.book.allocate(param_bytes(model_, model_.storage_of(id)), kCompute, MemoryCategory::Temporaries);
     return block != kNoBlock;
   }
 
@@ -200,10 +200,11 @@ class Fsdp1Wrapping {
     if (unit.params.empty()) return true;
     const bool sharded = unit.strategy != Strategy::NoShard && unit.shard_size > 1;
     const BlockHandle flat = device_.book.allocate(
-        unit.flat_numel * element, kD, sharded ? MemoryCategory::FullParams : MemoryCategory::ShardedParams);
+        unit.flat_numel * element, kCompute, sharded ? MemoryCategory::FullParams : MemoryCategory::ShardedParams);
     if (flat == kNoBlock) return false;
     if (sharded) {
-      const BlockHandle shard = device_.book.allocate(unit.shard_numel * element, kD, MemoryCategory::ShardedParams);
+      const BlockHandle shard =
+          device_.book.allocate(unit.shard_numel * element, kCompute, MemoryCategory::ShardedParams);
       if (shard == kNoBlock) return false;
       device_.book.free(flat);
       if (job_.fsdp.cpu_offload) device_.book.free(shard);  // C1: it moves to the host
@@ -301,7 +302,7 @@ class Fsdp2Wrapping {
 
   /// fsdp.ignored: on the device, whatever is offloaded.
   bool keep_whole(Shard& shard, Bytes bytes) {
-    shard.block = device_.book.allocate(bytes, kD, MemoryCategory::ShardedParams);
+    shard.block = device_.book.allocate(bytes, kCompute, MemoryCategory::ShardedParams);
     return shard.block != kNoBlock;
   }
 
@@ -309,7 +310,7 @@ class Fsdp2Wrapping {
     BlockHandle made = kNoBlock;
     if (bytes > 0) {
       device_.book.set_unit(static_cast<std::int32_t>(shard.unit));
-      made = device_.book.allocate(bytes, kD, MemoryCategory::ShardedParams);
+      made = device_.book.allocate(bytes, kCompute, MemoryCategory::ShardedParams);
       device_.book.set_unit(-1);
       if (made == kNoBlock) return false;
     }
@@ -348,7 +349,7 @@ class Fsdp2Wrapping {
     for (const std::size_t u : wrapping_order(plan_)) {
       std::vector<BlockHandle> full, on_the_way;
       for (const ShardedParam& param : plan_.units[u].sharded) {
-        full.push_back(device_.book.allocate(param_bytes(model_, param.param), kD, MemoryCategory::FullParams));
+        full.push_back(device_.book.allocate(param_bytes(model_, param.param), kCompute, MemoryCategory::FullParams));
         if (full.back() == kNoBlock) return false;
       }
       for (const ModuleId module : materialised_modules(plan_, model_, plan_.units[u])) {
@@ -359,7 +360,8 @@ class Fsdp2Wrapping {
       for (const ShardedParam& param : plan_.units[u].sharded) {
         const ParamId storage = model_.storage_of(param.param);
         if (job_.fsdp.cpu_offload)  // made on the device, and taken to the host from there
-          on_the_way.push_back(device_.book.allocate(shard_[storage.index()].bytes, kD, MemoryCategory::Temporaries));
+          on_the_way.push_back(
+              device_.book.allocate(shard_[storage.index()].bytes, kCompute, MemoryCategory::Temporaries));
         if (!make_shard(storage, true) || (!on_the_way.empty() && on_the_way.back() == kNoBlock)) return false;
         for (const BlockHandle block : std::exchange(on_the_way, {})) device_.book.free(block);
       }
@@ -400,7 +402,7 @@ class Fsdp2Wrapping {
 
 bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
                          std::vector<ResidentBuffer>& buffers) {
-  if (job.train.beside > 0 && device.book.allocate(job.train.beside, kD, MemoryCategory::Inputs) == kNoBlock)
+  if (job.train.beside > 0 && device.book.allocate(job.train.beside, kCompute, MemoryCategory::Inputs) == kNoBlock)
     return false;
   switch (plan.runtime) {
     case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
@@ -416,7 +418,7 @@ bool play_initialisation(Device& device, const Plan& plan, const Model& model, c
 
 bool play_lazy_initialisation(Device& device, const Plan& plan) {
   const auto touch = [&device](Numel numel, DType dtype) {
-    const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kD, MemoryCategory::CommBuffers);
+    const BlockHandle block = device.book.allocate(numel * itemsize(dtype), kCompute, MemoryCategory::CommBuffers);
     if (block == kNoBlock) return false;
     device.book.free(block);
     return true;
@@ -441,7 +443,8 @@ void drop_viewed(Device& device, std::vector<ResidentBuffer>& buffers) {
 bool cast_buffers(Device& device, std::vector<ResidentBuffer>& buffers, DType dtype) {
   for (ResidentBuffer& buffer : buffers) {
     if (buffer.dtype == dtype || !is_cast(buffer.dtype)) continue;
-    const BlockHandle cast = device.book.allocate(buffer.numel * itemsize(dtype), kD, MemoryCategory::ShardedParams);
+    const BlockHandle cast =
+        device.book.allocate(buffer.numel * itemsize(dtype), kCompute, MemoryCategory::ShardedParams);
     if (cast == kNoBlock) return false;
     device.book.free(buffer.block);
     buffer.block = cast;

@@ -22,7 +22,7 @@ constexpr std::size_t kMostLeaves = 4;
 using Unit = std::vector<std::string>;  // module names
 
 /// Modules that may become a unit, with what their parameters hold.
-struct Candidate {
+struct UnitCandidate {
   Unit modules;
   Numel numel = 0;
 };
@@ -69,12 +69,12 @@ class Search {
         blocks_.push_back({{module.fqn}, numel[m]});
     }
     Numel largest = 0;
-    for (const Candidate& block : blocks_) largest = std::max(largest, block.numel);
+    for (const UnitCandidate& block : blocks_) largest = std::max(largest, block.numel);
     all_numel_ = model_.modules.empty() ? 0 : numel.front();
     for (std::size_t m = 0; m < model_.modules.size(); ++m) {
       const ModuleInfo& module = model_.modules[m];
       if (module.alias_of.valid() || is_ignored(module.fqn)) continue;
-      const auto block = std::find_if(blocks_.begin(), blocks_.end(), [&](const Candidate& candidate) {
+      const auto block = std::find_if(blocks_.begin(), blocks_.end(), [&](const UnitCandidate& candidate) {
         return module.fqn == candidate.modules.front() || is_inside(module.fqn, candidate.modules.front());
       });
       if (block != blocks_.end()) {
@@ -117,12 +117,12 @@ class Search {
     return list;
   }
 
-  std::vector<Candidate> units_of(std::int64_t blocks, const std::vector<bool>& leaves) const {
-    std::vector<Candidate> units;
+  std::vector<UnitCandidate> units_of(std::int64_t blocks, const std::vector<bool>& leaves) const {
+    std::vector<UnitCandidate> units;
     if (blocks == 0) {
       units = blocks_;
-      for (Candidate& block : units) {  // what its parts leave of a block
-        for (const Candidate& half : halves_) {
+      for (UnitCandidate& block : units) {  // what its parts leave of a block
+        for (const UnitCandidate& half : halves_) {
           if (is_inside(half.modules.front(), block.modules.front())) block.numel -= half.numel;
         }
       }
@@ -149,13 +149,13 @@ class Search {
   }
 
   /// A step is at least this long: what its collectives take one after the other.
-  SimDuration least_time(const std::vector<Candidate>& units, Numel in_root) {
+  SimDuration least_time(const std::vector<UnitCandidate>& units, Numel in_root) {
     const bool again = job_.fsdp.runtime == Runtime::Fsdp2
                            ? job_.fsdp.reshard_after_forward.kind == ReshardAfterForward::Kind::True
                            : job_.fsdp.strategy == Strategy::FullShard || job_.fsdp.strategy == Strategy::HybridShard;
     SimDuration time =
         gather_time(in_root, CollectiveKind::AllGather) + gather_time(in_root, CollectiveKind::ReduceScatter);
-    for (const Candidate& unit : units) {
+    for (const UnitCandidate& unit : units) {
       time += (again ? 2 : 1) * gather_time(unit.numel, CollectiveKind::AllGather);
       time += gather_time(unit.numel, CollectiveKind::ReduceScatter);
     }
@@ -163,12 +163,12 @@ class Search {
   }
 
   /// At the peak at least the shards with their optimizer states are there, the root's parameters and the largest unit.
-  Bytes least_memory(const std::vector<Candidate>& units, Numel in_root) const {
+  Bytes least_memory(const std::vector<UnitCandidate>& units, Numel in_root) const {
     const Bytes element = itemsize(job_.model.dtype.value_or(DType::Float32));
     const Bytes compute = itemsize(job_.fsdp.mixed_precision.param.value_or(DType::Float32));
     const auto moments = static_cast<std::int64_t>(optimizer_facts(job_.train.optimizer).states.size());
     Numel largest = 0;
-    for (const Candidate& unit : units) largest = std::max(largest, unit.numel);
+    for (const UnitCandidate& unit : units) largest = std::max(largest, unit.numel);
     const Bytes resident = job_.fsdp.cpu_offload
                                ? 0
                                : (1 + moments) * element * (all_numel_ / std::max<std::int32_t>(groups_.shard_size, 1));
@@ -176,9 +176,9 @@ class Search {
   }
 
   void branch(std::int64_t blocks, const std::vector<bool>& leaves, std::size_t depth) {
-    const std::vector<Candidate> units = units_of(blocks, leaves);
+    const std::vector<UnitCandidate> units = units_of(blocks, leaves);
     Numel in_root = all_numel_, undecided = 0;
-    for (const Candidate& unit : units) in_root -= unit.numel;
+    for (const UnitCandidate& unit : units) in_root -= unit.numel;
     for (std::size_t k = depth; k < leaves_.size(); ++k) undecided += leaves_[k].numel;
     // Undecided leaves at their best: gathered with the root for time, not at all for memory.
     const bool slow = found_ && best_fits_ && static_cast<double>(least_time(units, in_root)) >= best_time_;
@@ -198,11 +198,11 @@ class Search {
     evaluate(blocks, leaves, units);
   }
 
-  void evaluate(std::int64_t blocks, const std::vector<bool>& leaves, const std::vector<Candidate>& units) {
+  void evaluate(std::int64_t blocks, const std::vector<bool>& leaves, const std::vector<UnitCandidate>& units) {
     Job job = job_;
     job.fsdp.wrap = {};
     job.fsdp.wrap.policy = WrapPolicyKind::Units;
-    for (const Candidate& unit : units) job.fsdp.wrap.units.push_back(unit.modules);
+    for (const UnitCandidate& unit : units) job.fsdp.wrap.units.push_back(unit.modules);
     const auto prediction = bench_.predict(job);
     ++best_.simulated;
     if (!prediction) {
@@ -246,7 +246,7 @@ class Search {
   const Model& model_;
   const HardwareProfile& profile_;
   Workbench& bench_;
-  std::vector<Candidate> blocks_, halves_, leaves_;
+  std::vector<UnitCandidate> blocks_, halves_, leaves_;
   Numel all_numel_ = 0;
   RankGroups groups_;
   GroupPlacement placement_;

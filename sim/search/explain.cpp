@@ -70,7 +70,7 @@ std::vector<ExposedCollective> exposed_collectives(const Timeline& timeline, con
 }
 
 /// A change of the job, or of the machine where no setting does it.
-struct Candidate {
+struct ChangeCandidate {
   std::string text;
   std::vector<std::string> set;
   ExposureCause cause = ExposureCause::Link;
@@ -91,18 +91,18 @@ class Candidates {
     machine();
   }
 
-  const std::vector<Candidate>& list() const { return list_; }
+  const std::vector<ChangeCandidate>& list() const { return list_; }
 
  private:
   template <class Apply>
   void add(ExposureCause cause, std::string text, std::vector<std::string> set, const Apply& apply) {
-    Candidate candidate{std::move(text), std::move(set), cause, job_, profile_};
+    ChangeCandidate candidate{std::move(text), std::move(set), cause, job_, profile_};
     apply(candidate.job);
     if (validate_job(candidate.job)) list_.push_back(std::move(candidate));
   }
   template <class Apply>
   void add_machine(ExposureCause cause, std::string text, const Apply& apply) {
-    Candidate candidate{std::move(text), {}, cause, job_, profile_};
+    ChangeCandidate candidate{std::move(text), {}, cause, job_, profile_};
     apply(candidate.profile);
     list_.push_back(std::move(candidate));
   }
@@ -234,14 +234,14 @@ class Candidates {
 
   const Job& job_;
   const HardwareProfile& profile_;
-  std::vector<Candidate> list_;
+  std::vector<ChangeCandidate> list_;
 };
 
 SimDuration steady_exposed(const Prediction& prediction) {
   return prediction.iterations.empty() ? 0 : prediction.iterations.back().exposed_comm;
 }
 
-std::optional<ChangeEffect> try_candidate(Workbench& bench, const Candidate& candidate, const Explanation& now) {
+std::optional<ChangeEffect> try_candidate(Workbench& bench, const ChangeCandidate& candidate, const Explanation& now) {
   const auto parts = bench.prepare(candidate.job);
   if (!parts) return std::nullopt;  // a trap, or a job that cannot be: no change to offer
   SimulateOptions options = simulate_options(candidate.job);
@@ -307,7 +307,7 @@ Result<Explanation> explain(const Job& job, const Prepared& prepared) {
     MeshDegrees degrees = mesh_degrees(job, prepared.model, prepared.profile);
     const Candidates candidates(job, prepared.profile, degrees);
     explanation.not_tried = std::move(degrees.refused);
-    for (const Candidate& candidate : candidates.list()) {
+    for (const ChangeCandidate& candidate : candidates.list()) {
       if (auto effect = try_candidate(bench, candidate, explanation)) effects.push_back(std::move(*effect));
     }
     explanation.changes = useful(std::move(effects));

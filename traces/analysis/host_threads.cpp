@@ -4,14 +4,13 @@
 #include <array>
 
 #include "traces/timeline/exposed_comm.h"
+#include "traces/timeline/trace_names.h"
 
 namespace foreshard {
 namespace {
 
 constexpr std::array<std::string_view, 6> kUses{"issue", "data", "synchronise", "allocator", "limiter", "nothing"};
 constexpr SimDuration kBlockingCopy = 50 * kMicrosecond;  // a call that only queues a copy takes less
-
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
 bool is_host(const Span& span) {
   return span.kind == SpanKind::HostIssue || span.kind == SpanKind::HostWait || span.kind == SpanKind::Annotation;

@@ -10,12 +10,12 @@
 
 #include "traces/analysis/host_threads.h"
 #include "traces/analysis/range_statistics.h"
+#include "traces/analysis/slice_origins.h"
 
 namespace foreshard {
 namespace {
 
 constexpr std::array<std::string_view, 4> kKeys{"kernel", "operator", "module", "layer"};
-constexpr std::string_view kModuleFrame = "nn.Module: ";
 
 /// "model.layers.12.mlp" -> "model.layers.12"; without a number the whole.
 std::string layer_of(std::string_view module) {

@@ -7,7 +7,6 @@ namespace foreshard {
 namespace {
 
 constexpr std::string_view kPython = " python";
-constexpr std::string_view kModuleFrame = "nn.Module: ";
 
 std::uint64_t instruction_key(std::int32_t rank, std::int32_t instruction) {
   return (static_cast<std::uint64_t>(static_cast<std::uint32_t>(rank)) << 32U) |

@@ -65,6 +65,9 @@ class SliceOrigins {
   std::unordered_map<std::uint64_t, std::int32_t> of_instruction_;  // rank and instruction -> call, of our own
 };
 
+/// How the profiler names a frame of a module's call.
+inline constexpr std::string_view kModuleFrame = "nn.Module: ";
+
 /// "nn.Module: LlamaMLP_3" -> "LlamaMLP_3"; "" for other frames, and for FSDP's own wrapper.
 std::string_view module_of_frame(std::string_view frame);
 

@@ -2,11 +2,10 @@
 #include <fmt/format.h>
 
 #include "traces/diagnosis/rules.h"
+#include "traces/timeline/trace_names.h"
 
 namespace foreshard {
 namespace {
-
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
 bool between_host_and_device(std::string_view name) {
   return contains(name, "HtoD") || contains(name, "DtoH") || contains(name, "Host to Device") ||

@@ -4,13 +4,12 @@
 
 #include "core/plan.h"
 #include "traces/diagnosis/rules.h"
+#include "traces/timeline/trace_names.h"
 
 namespace foreshard {
 namespace {
 
 constexpr double kHostBound = 0.05;  // some launches always come late
-
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
 /// The operator that the thread was in.
 std::string operator_label(const RecordingFacts& facts, const UseStretch& stretch) {

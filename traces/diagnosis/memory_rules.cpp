@@ -12,6 +12,7 @@
 #include "core/plan.h"
 #include "traces/diagnosis/rules.h"
 #include "traces/timeline/iterations.h"
+#include "traces/timeline/trace_names.h"
 
 namespace foreshard {
 namespace {
@@ -20,8 +21,6 @@ constexpr double kOfPeak = 0.05, kLogits = 0.10, kUnused = 0.15, kFullCard = 0.7
 constexpr double kGrowth = 0.01, kEven = 0.5;     // of the peak in a step; the least growth beside the largest
 constexpr Bytes kLeastUnused = Bytes{64} << 20U;  // below, it is the allocator's rounding
 constexpr SimTime kAlways = std::numeric_limits<SimTime>::max();
-
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
 bool names_loss(std::string_view name) {
   constexpr std::array<std::string_view, 7> kLoss{"log_softmax", "LogSoftMax", "cross_entropy", "nll_loss",

@@ -5,11 +5,10 @@
 
 #include "core/plan.h"
 #include "traces/diagnosis/rules.h"
+#include "traces/timeline/trace_names.h"
 
 namespace foreshard {
 namespace {
-
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
 
 enum class Product : std::uint8_t { None, Half, Full };
 

@@ -12,9 +12,8 @@
 namespace foreshard {
 namespace {
 
-constexpr int kGzipLevel = 4;  // traces are large and repeat themselves: higher levels cost twice the time for 5 %
-constexpr int kGzipWindow = 15 + 16;  // zlib's spelling of "gzip header, largest window"
-constexpr int kGzipMemory = 8;        // zlib's default
+constexpr int kGzipLevel = 4;   // traces are large and repeat themselves: higher levels cost twice the time for 5 %
+constexpr int kGzipMemory = 8;  // zlib's default
 constexpr std::size_t kPackedRoom = 1U << 16U;
 
 bool ends_with(std::string_view text, std::string_view tail) {

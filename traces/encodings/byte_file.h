@@ -11,6 +11,9 @@
 
 namespace foreshard {
 
+/// zlib's spelling of "gzip header, largest window".
+inline constexpr int kGzipWindow = 15 + 16;
+
 /// A file of core/output_file.h whose bytes are gzipped on the way where its name ends in ".gz". Without close()
 /// nothing of it is left.
 class PackedOutput {

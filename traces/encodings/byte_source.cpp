@@ -21,7 +21,6 @@ constexpr std::size_t kBufferBytes = 1U << 18U;
 constexpr std::uint64_t kHarmlessBytes = 256ULL << 20U;
 constexpr std::uint64_t kMostExpansion = 200;  // recordings pack to a tenth or a thirtieth, zeros to a thousandth
 constexpr std::string_view kTrapWords = "the packed stream expands as no recording does";
-constexpr int kGzipWindow = 15 + 16;  // zlib's spelling of "gzip header, largest window"
 
 class FileSource : public ByteSource {
  public:

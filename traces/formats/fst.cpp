@@ -67,9 +67,9 @@ class BorneRows {
   Integers rows_;  // in order; empty: as they are
 };
 
-class Reader {
+class FstReader {
  public:
-  Reader(std::string_view bytes, const std::string& file) : bytes_(bytes), file_(file) {}
+  FstReader(std::string_view bytes, const std::string& file) : bytes_(bytes), file_(file) {}
 
   Result<Timeline> read(SliceArguments* arguments) {
     auto header = read_header();
@@ -334,7 +334,7 @@ constexpr std::int64_t kInt64Max = std::numeric_limits<std::int64_t>::max();
 std::int32_t narrow(std::int64_t value) { return static_cast<std::int32_t>(value); }
 std::int64_t last(std::size_t count) { return static_cast<std::int64_t>(count) - 1; }
 
-Result<void> Reader::build_lanes(Timeline& t) {
+Result<void> FstReader::build_lanes(Timeline& t) {
   const std::size_t rows = rows_of(Table::Lanes);
   const auto rank = numbers(Table::Lanes, 0, rows, kInt32Min, kInt32Max);
   const auto priority = numbers(Table::Lanes, 2, rows, kInt32Min, kInt32Max);
@@ -352,7 +352,7 @@ Result<void> Reader::build_lanes(Timeline& t) {
   return {};
 }
 
-Result<void> Reader::build_spans(Timeline& t) {
+Result<void> FstReader::build_spans(Timeline& t) {
   const std::size_t rows = span_rows(0);
   struct Field {
     std::int64_t low, high;
@@ -393,7 +393,7 @@ Result<void> Reader::build_spans(Timeline& t) {
   return {};
 }
 
-Result<void> Reader::build_counters(Timeline& t) {
+Result<void> FstReader::build_counters(Timeline& t) {
   const std::size_t rows = rows_of(Table::Counters);
   const auto rank = numbers(Table::Counters, 0, rows, kInt32Min, kInt32Max);
   if (!rank) return fail(rank.error());
@@ -416,7 +416,7 @@ Result<void> Reader::build_counters(Timeline& t) {
   return {};
 }
 
-Result<void> Reader::build_marks(Timeline& t) {
+Result<void> FstReader::build_marks(Timeline& t) {
   const std::size_t rows = rows_of(Table::Marks);
   const auto time = numbers(Table::Marks, 0, rows, kInt64Min, kInt64Max);
   const auto rank = numbers(Table::Marks, 1, rows, kInt32Min, kInt32Max);
@@ -429,7 +429,7 @@ Result<void> Reader::build_marks(Timeline& t) {
   return {};
 }
 
-Result<void> Reader::build_provenance(Provenance& p) {
+Result<void> FstReader::build_provenance(Provenance& p) {
   const auto& texts = columns_.texts[static_cast<std::size_t>(Table::Provenance)];
   if (texts[0].size() != texts[1].size())
     return broken("table provenance has keys without values", fmt::format("{}", texts[0].size()),
@@ -454,7 +454,7 @@ Result<void> Reader::build_provenance(Provenance& p) {
 
 /// Rows of all columns of the arguments up to the end of a block of one of them; what the others have more stays for
 /// the next call. False at the end.
-Result<bool> Reader::next_arguments(std::array<ArgumentColumn, 4>& rows) {
+Result<bool> FstReader::next_arguments(std::array<ArgumentColumn, 4>& rows) {
   for (std::size_t column = 0; column < rows.size(); ++column) {
     if (rows[column].left() > 0 || next_block_[column] == argument_blocks_[column].size()) continue;
     const PackedBlock& block = argument_blocks_[column][next_block_[column]++];
@@ -471,7 +471,7 @@ Result<bool> Reader::next_arguments(std::array<ArgumentColumn, 4>& rows) {
   return broken("table arguments has columns of different lengths", "equally many rows", "fewer in one");
 }
 
-Result<void> Reader::build_arguments(SliceArguments& arguments, std::size_t spans) {
+Result<void> FstReader::build_arguments(SliceArguments& arguments, std::size_t spans) {
   if (argument_texts_.size() == 0 && argument_blocks_[0].empty()) return {};
   constexpr std::size_t kRow = 11;
   const std::int64_t none = SliceArguments::kNone;
@@ -523,7 +523,7 @@ Result<void> Reader::build_arguments(SliceArguments& arguments, std::size_t span
   return {};
 }
 
-Result<Timeline> Reader::build() {
+Result<Timeline> FstReader::build() {
   Timeline t;
   t.names = std::move(columns_.texts[static_cast<std::size_t>(Table::Names)][0]);
   t.units = std::move(columns_.texts[static_cast<std::size_t>(Table::Units)][0]);
@@ -539,7 +539,7 @@ Result<Timeline> Reader::build() {
 }  // namespace
 
 Result<Timeline> parse_fst(std::string_view bytes, const std::string& file, SliceArguments* arguments) {
-  return Reader(bytes, file).read(arguments);
+  return FstReader(bytes, file).read(arguments);
 }
 
 Result<Timeline> read_fst(const std::string& path) {

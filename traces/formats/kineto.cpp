@@ -132,9 +132,9 @@ std::string mended(std::string_view event) {
   return text;
 }
 
-class Reader {
+class KinetoReader {
  public:
-  Reader(ByteSource& source, const std::string& file, const OpenOptions& options)
+  KinetoReader(ByteSource& source, const std::string& file, const OpenOptions& options)
       : source_(source), options_(options), slices_(file) {}
 
   Result<OpenedTrace> read() {
@@ -221,7 +221,7 @@ class Reader {
 }  // namespace
 
 Result<OpenedTrace> read_chrome_json(ByteSource& source, const std::string& file, const OpenOptions& options) {
-  return Reader(source, file, options).read();
+  return KinetoReader(source, file, options).read();
 }
 
 }  // namespace foreshard

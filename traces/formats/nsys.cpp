@@ -21,7 +21,7 @@ namespace {
 
 using Database = std::unique_ptr<sqlite3, int (*)(sqlite3*)>;
 
-constexpr std::int64_t kLargestTime = 4'000'000'000'000'000'000;
+constexpr std::int64_t kLargestNsysTime = 4'000'000'000'000'000'000;
 constexpr int kMostMillionSteps = 100'000;  // of SQLite's machine: beyond it the file is no honest one
 
 /// One question; rows by next().
@@ -166,10 +166,11 @@ class NsysReader {
   /// Of columns 0 and 1; false (and counted) if they cannot be shown.
   bool time(TimelineBuilder& b, const Query& q, Span& span, std::string_view name) {
     const std::int64_t start = q.integer(0, -1), end = q.integer(1, start);
-    const char* wrong = q.is_null(0)                                  ? "slices without a time: left out"
-                        : start < -kLargestTime || end > kLargestTime ? "slices with a time that cannot be: left out"
-                        : end < start                                 ? "slices with a negative duration: left out"
-                                                                      : nullptr;
+    const char* wrong = q.is_null(0) ? "slices without a time: left out"
+                        : start < -kLargestNsysTime || end > kLargestNsysTime
+                            ? "slices with a time that cannot be: left out"
+                        : end < start ? "slices with a negative duration: left out"
+                                      : nullptr;
     if (wrong != nullptr) {
       b.count(wrong, name);
       ++b.timeline.provenance.dropped_records;
@@ -271,7 +272,7 @@ class NsysReader {
     if (tables_.contains("TARGET_INFO_SESSION_START_TIME") && zero != std::numeric_limits<SimTime>::max()) {
       Query start(db_, fmt::format("SELECT {} FROM TARGET_INFO_SESSION_START_TIME LIMIT 1",
                                    columns("TARGET_INFO_SESSION_START_TIME", {"utcEpochNs"})));
-      if (start.next() && start.integer(0) > 0 && start.integer(0) < kLargestTime)
+      if (start.next() && start.integer(0) > 0 && start.integer(0) < kLargestNsysTime)
         opened.origin_ns = start.integer(0) + zero;
     }
     for (const std::string& note : notes_) opened.warnings.push_back({file_, note});

@@ -11,10 +11,10 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kFlushBytes = 1U << 18U;
+constexpr std::size_t kFlushRowsBytes = 1U << 18U;
 
 /// RFC 4180.
-std::string quoted(std::string_view text) {
+std::string csv_field(std::string_view text) {
   if (text.find_first_of("\",\r\n") == std::string_view::npos) return std::string(text);
   std::string cell(1, '"');
   for (const char c : text) cell.append(c == '"' ? 2 : 1, c);
@@ -33,14 +33,14 @@ Result<void> write_timeline_csv(const Timeline& timeline, const std::string& pat
     const bool has_unit = span.unit >= 0 && static_cast<std::size_t>(span.unit) < timeline.units.size();
     const std::string& unit = has_unit ? timeline.units[static_cast<std::size_t>(span.unit)] : lane.label;
     const bool has_phase = span.phase > 0 && span.phase <= static_cast<int>(Phase::Load);
-    format_append(text, "{},{},{},{},{},{},{},{},{},{},{}\n", lane.rank, quoted(lane.stream), quoted(lane.label),
-                  span_kind_name(span.kind), quoted(timeline.name_of(span.name)), span.start, span.duration,
+    format_append(text, "{},{},{},{},{},{},{},{},{},{},{}\n", lane.rank, csv_field(lane.stream), csv_field(lane.label),
+                  span_kind_name(span.kind), csv_field(timeline.name_of(span.name)), span.start, span.duration,
                   !has_unit      ? ""
                   : unit.empty() ? "root"
-                                 : quoted(unit),
+                                 : csv_field(unit),
                   has_phase ? phase_name(static_cast<Phase>(span.phase)) : std::string_view(),
                   span.instruction.valid() ? fmt::format("{}", span.instruction.value) : "", span.bytes);
-    if (text.size() < kFlushBytes) continue;
+    if (text.size() < kFlushRowsBytes) continue;
     if (auto written = file->write(text); !written) return written;
     text.clear();
   }

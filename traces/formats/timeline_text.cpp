@@ -34,9 +34,9 @@ bool is_idle(SpanKind kind) {
 }
 
 /// Busy time per column of the window.
-class Columns {
+class TextColumns {
  public:
-  Columns(SimTime start, SimTime end, int width)
+  TextColumns(SimTime start, SimTime end, int width)
       : start_(start), end_(end), busy_(static_cast<std::size_t>(width), 0.0) {}
 
   void add(SimTime from, SimTime to) {
@@ -126,7 +126,7 @@ class Drawing {
 
   bool mine(const Span& span) const { return span.lane.valid() && t_.lanes[span.lane.index()].rank == o_.rank; }
   std::string_view stream_of(const Span& span) const { return t_.lanes[span.lane.index()].stream; }
-  Columns columns() const { return Columns(o_.start, o_.end, o_.width); }
+  TextColumns columns() const { return TextColumns(o_.start, o_.end, o_.width); }
 
   std::string_view glyph(double share) const {
     const auto level = share <= 0.0 ? 0 : std::clamp(static_cast<int>(std::lround(share * 8)), 1, 8);
@@ -141,7 +141,7 @@ class Drawing {
 
   // Which pass the compute stream is in; a name where there is room for it.
   std::string phase_row() const {
-    std::map<std::string_view, Columns> by_phase;
+    std::map<std::string_view, TextColumns> by_phase;
     for (const Span& span : t_.spans) {
       if (!mine(span) || stream_of(span) != "D" || phase_group(span.phase).empty()) continue;
       by_phase.try_emplace(phase_group(span.phase), columns())
@@ -170,7 +170,7 @@ class Drawing {
   }
 
   std::string lane_row(std::size_t lane) const {
-    Columns busy = columns(), waiting = columns();
+    TextColumns busy = columns(), waiting = columns();
     for (const Span& span : t_.spans) {
       if (span.lane.index() != lane || !span.lane.valid()) continue;
       (is_idle(span.kind) ? waiting : busy).add(span.start, span.start + span.duration);
@@ -196,7 +196,7 @@ class Drawing {
       }
     }
     if (communication.empty() || compute.empty()) return {};
-    Columns exposed = columns();
+    TextColumns exposed = columns();
     for (const Interval& interval : without(merged(std::move(communication)), merged(std::move(compute)))) {
       exposed.add(interval.start, interval.end);
     }

@@ -8,8 +8,6 @@
 namespace foreshard {
 namespace {
 
-bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
-
 /// "AllGather", "_all_gather_base" and "allgather" are one word.
 std::string folded(std::string_view name) {
   std::string word;

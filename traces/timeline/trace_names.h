@@ -11,6 +11,9 @@
 
 namespace foreshard {
 
+/// Whether `part` stands anywhere in `text`.
+inline bool contains(std::string_view text, std::string_view part) { return text.find(part) != std::string_view::npos; }
+
 /// NCCL's and RCCL's kernels, whatever they carry.
 bool is_nccl_kernel(std::string_view name);
 

@@ -12,8 +12,6 @@
 namespace foreshard::cli {
 namespace {
 
-std::string time_text(SimDuration ns) { return duration_text(static_cast<double>(ns)); }
-
 /// Breaks at blanks, at most `width` letters a line.
 std::vector<std::string> broken(const std::string& text, std::size_t width) {
   std::vector<std::string> lines;
@@ -39,7 +37,7 @@ class Report : private TextLines {
     const std::string& hardware = trace.timeline.provenance.hardware;
     line("  {} recording{}", trace.format, hardware.empty() ? "" : " on " + hardware);
     if (d_.step > 0) {
-      line("  rank {}: {} of {}, computing {}", d_.rank, counted(d_.steps, "step"), time_text(d_.step),
+      line("  rank {}: {} of {}, computing {}", d_.rank, counted(d_.steps, "step"), duration_text(d_.step),
            percent_text(static_cast<double>(d_.compute) / static_cast<double>(d_.step)));
     }
     if (d_.peak > 0) line("  memory: {} at its peak", bytes_text(d_.peak));
@@ -67,7 +65,7 @@ class Report : private TextLines {
 
   void one(const DiagnosedCause& finding, std::size_t number) {
     std::vector<std::string> costs;
-    if (finding.cost > 0) costs.push_back(time_text(finding.cost));
+    if (finding.cost > 0) costs.push_back(duration_text(finding.cost));
     if (finding.cost_bytes > 0) costs.push_back(bytes_text(finding.cost_bytes));
     const std::string title = fmt::format("{}. {}", number, finding.name);
     line("\n{}{}{}", style_.color ? "\x1b[1m" + title + "\x1b[0m" : title, costs.empty() ? "" : ": ",
@@ -77,7 +75,7 @@ class Report : private TextLines {
     paragraph("remedy", finding.remedy);
     if (!finding.set.empty()) paragraph("job", fmt::format("--set '{}'", fmt::join(finding.set, "' --set '")));
     std::vector<std::string> savings;
-    if (finding.saving) savings.push_back(time_text(*finding.saving) + " of a step");
+    if (finding.saving) savings.push_back(duration_text(*finding.saving) + " of a step");
     if (finding.saving_bytes) savings.push_back(bytes_text(*finding.saving_bytes));
     if (!savings.empty())
       paragraph("saves", fmt::format("{}{} ({})", finding.simulated ? "" : "at most ", fmt::join(savings, ", "),

@@ -51,7 +51,7 @@ std::string cut(const std::string& text) {
   return width_of(text) <= kWidestName ? text : text.substr(0, kWidestName - 1) + "~";
 }
 
-class Text : private TextLines {
+class TablesText : private TextLines {
  public:
   std::string take(const TraceTable& table, int top, const ReportStyle& style) {
     const std::size_t shown = top > 0 ? std::min(table.rows.size(), static_cast<std::size_t>(top)) : table.rows.size();
@@ -222,7 +222,7 @@ TraceTable block_differences_of(const LiveBlocks& a, const LiveBlocks& b) {
 }
 
 std::string table_text(const TraceTable& table, int top, const ReportStyle& style) {
-  return Text().take(table, top, style);
+  return TablesText().take(table, top, style);
 }
 
 std::string table_json(const TraceTable& table) {

@@ -17,9 +17,9 @@ bool alike(const ScheduledUnit& a, const ScheduledUnit& b) {
          a.why == b.why;
 }
 
-class Report {
+class ScheduleText {
  public:
-  Report(const FoundSchedule& found, const ReportStyle& style) : found_(found), style_(style) {}
+  ScheduleText(const FoundSchedule& found, const ReportStyle& style) : found_(found), style_(style) {}
 
   std::string text(const std::string& model, const std::string& profile) {
     line(bold(fmt::format("{} on {}: a schedule for {}", model, profile, bytes_text(found_.budget))));
@@ -138,7 +138,7 @@ class Report {
 
 std::string schedule_report(const FoundSchedule& found, const std::string& model, const std::string& profile,
                             const ReportStyle& style) {
-  return Report(found, style).text(model, profile);
+  return ScheduleText(found, style).text(model, profile);
 }
 
 }  // namespace foreshard::cli

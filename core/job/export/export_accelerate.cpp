@@ -4,7 +4,7 @@
 namespace foreshard::exporting {
 namespace {
 
-void put_parallelism(const Job& job, JobValue& tree) {
+void put_parallel_sizes(const Job& job, JobValue& tree) {
   const bool hybrid = job.fsdp.strategy == Strategy::HybridShard || job.fsdp.strategy == Strategy::HybridShardZero2;
   if (job.fsdp.runtime == Runtime::Fsdp1 || (!hybrid && job.mesh.tensor == 1)) return;
   const std::int64_t shards = shard_ranks(job);
@@ -73,7 +73,7 @@ JobValue accelerate_tree(const Job& job) {
   for (const std::string& name : job.fsdp.wrap.classes) classes += (classes.empty() ? "" : ",") + name;
   if (!classes.empty() && job.fsdp.wrap.policy == WrapPolicyKind::ModuleClass)
     put("fsdp_config.fsdp_transformer_layer_cls_to_wrap", tree_text_value(classes));
-  put_parallelism(job, tree);
+  put_parallel_sizes(job, tree);
   return tree;
 }
 

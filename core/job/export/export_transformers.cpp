@@ -36,7 +36,7 @@ void put_fsdp(const Job& job, JobValue& tree) {
     put("fsdp_config.transformer_layer_cls_to_wrap", tree_texts(job.fsdp.wrap.classes));
 }
 
-void put_optimizer(const Job& job, JobValue& tree) {
+void put_optimizer_arguments(const Job& job, JobValue& tree) {
   const auto put = [&](const char* path, JobValue value) { put_in_tree(tree, path, std::move(value)); };
   const OptimizerOptions& optimizer = job.train.optimizer;
   switch (optimizer.name) {
@@ -89,7 +89,7 @@ void put_arguments(const Job& job, JobValue& tree) {
       put((std::string("liger_kernel_config.") + kernel).c_str(), tree_flag(false));
     put("liger_kernel_config.fused_linear_cross_entropy", tree_flag(true));
   }
-  put_optimizer(job, tree);
+  put_optimizer_arguments(job, tree);
   put_fsdp(job, tree);
 }
 

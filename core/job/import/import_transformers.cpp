@@ -29,7 +29,7 @@ void read_words(Reader& r, const std::string& words) {
   }
 }
 
-void read_optimizer(Reader& r) {
+void read_optimizer_arguments(Reader& r) {
   static const Words kNames = {{"adamw_torch", "adamw"}, {"adamw_torch_fused", "adamw"}, {"adamw_hf", "adamw"},
                                {"sgd", "sgd"},           {"adagrad", "adagrad"},         {"rmsprop", "rmsprop"}};
   static const Words kSchedules = {{"cosine", "cosine"},
@@ -215,7 +215,7 @@ void read_transformers(Reader& r, const JobValue& tree) {
   if (r.flag("activation_offloading"))
     r.set_if_built("checkpointing.offload_activations", flag_value(true), "activation_offloading");
   r.copy("seed", "train.seed");
-  read_optimizer(r);
+  read_optimizer_arguments(r);
   const std::string liger = "liger_kernel_config.";
   if (r.flag("use_liger_kernel") && r.flag(liger + "fused_linear_cross_entropy", true)) {
     r.set_if_built("model.loss", word_value("fused_linear_cross_entropy"), "use_liger_kernel");

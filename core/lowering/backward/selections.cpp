@@ -26,7 +26,7 @@ bool has_number(const Op& op, std::size_t position, std::string_view name) {
 }
 
 /// A kernel that writes into `target` and allocates nothing.
-void write_into(Emitter& e, std::string_view name, const Ref& target, std::initializer_list<const Ref*> inputs) {
+void gather_into(Emitter& e, std::string_view name, const Ref& target, std::initializer_list<const Ref*> inputs) {
   Kernel kernel = e.start(name, KernelClass::Gather, e.layout(target).dtype);
   std::vector<Ref> all{target};
   for (const Ref* input : inputs) {
@@ -66,7 +66,7 @@ Ref put_back(Emitter& e, std::string_view zeros, std::string_view name, const La
   e.launch(kernel, {&g, zeros == "aten.new_zeros.default" ? 1U : 0U}, {&out, 1});
   const std::vector<Ref> temporary = sorts != nullptr ? sorted_indices(e, *sorts, g) : std::vector<Ref>();
   const Ref whole = sorts != nullptr ? whole_gradient(e, g) : Ref();
-  write_into(e, name, out, {&index, &g});
+  gather_into(e, name, out, {&index, &g});
   return out;
 }
 
@@ -186,7 +186,7 @@ Grads extremum(Emitter& e, BackwardInput& in, const Ref& g) {
     Ref equal = e.elementwise("aten.eq.Tensor", {&a, &b}, DType::Bool);
     out[i] = e.elementwise("aten.where.self", {&equal, &half, &g}, e.layout(g).dtype);
     Ref lost = e.elementwise(maximum == (i == 1) ? "aten.gt.Tensor" : "aten.lt.Tensor", {&a, &b}, DType::Bool);
-    write_into(e, "aten.masked_fill_.Scalar", out[i], {&lost});
+    gather_into(e, "aten.masked_fill_.Scalar", out[i], {&lost});
   }
   return out;
 }
@@ -208,7 +208,7 @@ Ref norm(Emitter& e, BackwardInput& in, const Ref& self, const Ref& result, cons
   const auto share = [&](const Ref& over, const Ref& under) {  // nothing where the norm is zero
     Ref quotient = e.elementwise("aten.div.Tensor", {&over, &under});
     zero = e.elementwise("aten.eq.Scalar", {&result}, DType::Bool);
-    write_into(e, "aten.masked_fill_.Scalar", quotient, {&zero});
+    gather_into(e, "aten.masked_fill_.Scalar", quotient, {&zero});
     return quotient;
   };
   if (order == 0.0) return {};
@@ -236,10 +236,10 @@ Ref norm(Emitter& e, BackwardInput& in, const Ref& self, const Ref& result, cons
     return e.elementwise("aten.mul.Tensor", {&sign, &there});
   }
   if (order < 2.0) {
-    write_into(e, "aten.pow_.Scalar", size, {});
+    gather_into(e, "aten.pow_.Scalar", size, {});
     if (order < 1.0) {
       Ref none = e.elementwise("aten.eq.Scalar", {&self}, DType::Bool);
-      write_into(e, "aten.masked_fill_.Scalar", size, {&none});
+      gather_into(e, "aten.masked_fill_.Scalar", size, {&none});
     }
     Ref sign = e.elementwise("aten.sgn.default", {&self});
     Ref power = e.elementwise("aten.mul.Tensor", {&sign, &size});
@@ -248,14 +248,14 @@ Ref norm(Emitter& e, BackwardInput& in, const Ref& self, const Ref& result, cons
     return order < 1.0 ? e.elementwise("aten.mul.Tensor", {&factor, &under})
                        : e.elementwise("aten.mul.Tensor", {&power, &factor});
   }
-  write_into(e, "aten.pow_.Scalar", size, {});
+  gather_into(e, "aten.pow_.Scalar", size, {});
   Ref power = e.elementwise("aten.mul.Tensor", {&self, &size});
   Ref under = e.elementwise("aten.pow.Tensor_Scalar", {&result});
   Ref factor = share(g, under);
   return e.elementwise("aten.mul.Tensor", {&power, &factor});
 }
 
-Grads reductions(Emitter& e, BackwardInput& in, const Ref& g) {
+Grads selecting_reductions(Emitter& e, BackwardInput& in, const Ref& g) {
   Grads out(in.node.in.size());
   const Ref self = in.saved_arg(0), result = in.saved_result(0);
   const Layout& from = in.node.in[0];
@@ -367,7 +367,7 @@ Grads scatter_reduce(Emitter& e, BackwardInput& in, const Ref& g) {
     }
     {
       Ref none = e.elementwise("aten.eq.Scalar", {&count}, DType::Bool);
-      write_into(e, "aten.masked_fill_.Scalar", count, {&none});
+      gather_into(e, "aten.masked_fill_.Scalar", count, {&none});
     }
     out[0] = e.elementwise("aten.div.Tensor", {&g, &count});
     Ref counts = pick(e, "aten.gather.default", in.node.in[2], count, index);
@@ -472,7 +472,7 @@ Grads clamp(Emitter& e, BackwardInput& in, const Ref& g) {
   Ref below;  // stays until the statement's end
   if (low && high) {
     below = e.elementwise("aten.le.Scalar", {&self}, DType::Bool);
-    write_into(e, "aten.logical_and_.default", inside, {&below});
+    gather_into(e, "aten.logical_and_.default", inside, {&below});
   }
   out[0] = e.elementwise("aten.where.self", {&inside, &g, &zero}, e.layout(g).dtype);
   return out;
@@ -532,7 +532,7 @@ std::vector<Ref> backward_of_more(Emitter& e, BackwardInput& in, const Ref& g) {
     case OpFormula::QuantisedLinear: return quantised_linear_backward(e, in, g);
     case OpFormula::LogSumExp:
     case OpFormula::Var:
-    case OpFormula::VectorNorm: return reductions(e, in, g);
+    case OpFormula::VectorNorm: return selecting_reductions(e, in, g);
     case OpFormula::MseLoss: return mse_loss(e, in, g);
     case OpFormula::Stack: return stack(e, in, g);
     case OpFormula::Clamp: return clamp(e, in, g);

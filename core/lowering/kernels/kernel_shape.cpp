@@ -8,15 +8,15 @@ namespace {
 
 constexpr Bytes kVector = 16;  // of the widest load
 
-Bytes aligned(Bytes step) { return std::gcd(kVector, step); }
+Bytes vector_alignment(Bytes step) { return std::gcd(kVector, step); }
 
 Bytes matrix_alignment(const Layout& matrix) {
   const std::int32_t n = matrix.sizes.n;
   const Bytes item = itemsize(matrix.dtype);
-  if (cublas_copies(matrix)) return aligned(matrix.sizes[n - 1] * item);
+  if (cublas_copies(matrix)) return vector_alignment(matrix.sizes[n - 1] * item);
   Bytes all = kVector;
   for (std::int32_t d = std::max(n - 3, 0); d < n; ++d) {
-    if (matrix.sizes[d] > 1 && matrix.strides[d] > 1) all = std::min(all, aligned(matrix.strides[d] * item));
+    if (matrix.sizes[d] > 1 && matrix.strides[d] > 1) all = std::min(all, vector_alignment(matrix.strides[d] * item));
   }
   return all;
 }
@@ -36,7 +36,7 @@ bool cublas_copies(const Layout& matrix) {
 }
 
 std::int32_t product_alignment(const Layout& left, const Layout& right, std::int64_t columns) {
-  const Bytes of_result = columns > 1 ? aligned(columns * itemsize(left.dtype)) : kVector;
+  const Bytes of_result = columns > 1 ? vector_alignment(columns * itemsize(left.dtype)) : kVector;
   return static_cast<std::int32_t>(std::min({matrix_alignment(left), matrix_alignment(right), of_result}));
 }
 

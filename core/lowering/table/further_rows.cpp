@@ -6,7 +6,7 @@ namespace {
 
 // Bits of if_grad: 1 = first tensor argument, 2 = second, 4 = third. The order of saves is PyTorch's: early stop
 // depends on it.
-constexpr OpRule kRows[] = {
+constexpr OpRule kFurtherRows[] = {
     // --- functions of one tensor ---
     written("aten.tan.default", "0: pow.Tensor_Scalar r; add.Scalar 0; mul.Tensor g 1", {out(0)}),
     written("aten.sinh.default", "0: cosh x0; mul.Tensor g 0", {in(0)}),
@@ -443,6 +443,6 @@ constexpr OpRule kRows[] = {
 
 }  // namespace
 
-std::span<const OpRule> further_rows() { return kRows; }
+std::span<const OpRule> further_rows() { return kFurtherRows; }
 
 }  // namespace foreshard::op_table

@@ -6,7 +6,7 @@ namespace {
 
 // Bits of if_grad: 1 = first tensor argument, 2 = second, 4 = third. The order of saves is PyTorch's: early stop
 // depends on it.
-constexpr OpRule kRows[] = {
+constexpr OpRule kUsualRows[] = {
     // --- views ---
     row("aten.view.default", F::View, B::View, K::Copy),
     row("aten._unsafe_view.default", F::View, B::View, K::Copy),
@@ -323,6 +323,6 @@ constexpr OpRule kRows[] = {
 
 }  // namespace
 
-std::span<const OpRule> usual_rows() { return kRows; }
+std::span<const OpRule> usual_rows() { return kUsualRows; }
 
 }  // namespace foreshard::op_table

@@ -19,7 +19,7 @@ struct BertConfig {
   DType dtype = DType::Float32;
 };
 
-BertConfig read_config(const FamilyInput& input) {
+BertConfig read_bert_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   BertConfig c;
   c.body = is_body(config, "BertForMaskedLM", "BertModel");
@@ -59,7 +59,7 @@ struct OutputModules {
   LayerNormModule norm;
 };
 
-struct LayerModules {
+struct BertLayerModules {
   ModuleId self, activation;
   LinearModule query, key, value, intermediate;
   OutputModules attention_output, output;
@@ -72,7 +72,7 @@ struct BertModules {
   LinearModule transform;
   PoolerModules pooler;  // of a body, which has nothing of the head
   std::int32_t position_ids = -1, type_ids = -1;
-  std::vector<LayerModules> layers;
+  std::vector<BertLayerModules> layers;
 };
 
 OutputModules add_output(ModelTree& tree, ModuleId parent, std::string_view class_name, std::int64_t in,
@@ -85,8 +85,8 @@ OutputModules add_output(ModelTree& tree, ModuleId parent, std::string_view clas
   return m;
 }
 
-LayerModules add_layer(ModelTree& tree, const BertConfig& c, ModuleId list, std::int64_t index) {
-  LayerModules m;
+BertLayerModules add_layer(ModelTree& tree, const BertConfig& c, ModuleId list, std::int64_t index) {
+  BertLayerModules m;
   const ModuleId block = tree.module(list, std::to_string(index), "BertLayer", {"GradientCheckpointingLayer"});
   const ModuleId attention = tree.module(block, "attention", "BertAttention");
   m.self = tree.module(attention, "self", "BertSelfAttention");
@@ -170,7 +170,7 @@ class BertProgram {
     return write_dropout(w_, m.dropout, write_layer_norm(w_, m.norm, x, c_.eps), c_.hidden_dropout);
   }
 
-  Tensor layer(const LayerModules& m, const Tensor& x) {
+  Tensor layer(const BertLayerModules& m, const Tensor& x) {
     const Tensor q = heads_of(m, m.query, x), k = heads_of(m, m.key, x), v = heads_of(m, m.value, x);
     const Tensor out = write_attention(w_, kernel_, attention_, q, k, v, nullptr);
     const Tensor attended = output(m.attention_output, w_.view(out, {x.sizes[0], x.sizes[1], -1}), x);
@@ -188,7 +188,7 @@ class BertProgram {
   }
 
  private:
-  Tensor heads_of(const LayerModules& m, const LinearModule& linear, const Tensor& x) {
+  Tensor heads_of(const BertLayerModules& m, const LinearModule& linear, const Tensor& x) {
     const Tensor y = write_linear(w_, linear, x);
     w_.enter(m.self);
     return write_heads(w_, y, attention_.head_dim);
@@ -210,7 +210,7 @@ class BertProgram {
 }  // namespace
 
 Result<Model> build_bert(const FamilyInput& input) {
-  const BertConfig c = read_config(input);
+  const BertConfig c = read_bert_config(input);
   const std::int64_t seq = choose_seq(input, c.positions, "max_position_embeddings");
   check_products(input, seq, std::max({c.hidden, c.intermediate, c.vocabulary}), c.heads);
   if (input.config.failed()) return fail(input.config.error());
@@ -239,7 +239,7 @@ Result<Model> build_bert(const FamilyInput& input) {
   tokens.shifted = false;
   BertProgram program(w, c, *kernel, attention);
   Tensor x = program.embeddings(m, tokens.ids);
-  for (const LayerModules& layer : m.layers) x = program.layer(layer, x);
+  for (const BertLayerModules& layer : m.layers) x = program.layer(layer, x);
   if (c.body) {
     const Tensor pooled = write_pooler(w, m.pooler, Activation::Tanh, x);
     if (Result<void> done = finish_body(model, w, input, {x, pooled}); !done) return fail(std::move(done.error()));

@@ -5,13 +5,6 @@
 namespace foreshard::families {
 namespace {
 
-Arg number(std::int64_t n) { return Arg{n}; }
-
-Tensor one(ProgramWriter& w, std::string_view op, ArgList args, const Dims& sizes, DType dtype,
-           std::vector<NamedArg> kwargs = {}) {
-  return w.emit(op, std::move(args), std::move(kwargs), {{sizes, ProgramWriter::contiguous_strides(sizes), dtype}})[0];
-}
-
 /// x[index] along the first dimension.
 Tensor rows_at(ProgramWriter& w, const Tensor& x, const Tensor& index) {
   Dims sizes = x.sizes;

@@ -24,7 +24,7 @@ struct GemmaConfig {
   }
 };
 
-GemmaConfig read_config(const FamilyInput& input) {
+GemmaConfig read_gemma2_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   GemmaConfig c;
   check_architecture(config, "Gemma2ForCausalLM");
@@ -69,7 +69,7 @@ GemmaConfig read_config(const FamilyInput& input) {
   return c;
 }
 
-struct LayerModules {
+struct Gemma2LayerModules {
   ModuleId block, attention;
   LinearModule q, k, v, o;
   GatedMlpModules mlp;
@@ -78,15 +78,15 @@ struct LayerModules {
 
 struct GemmaModules : DecoderModules {
   std::int32_t scale = -1;
-  std::vector<LayerModules> layers;
+  std::vector<Gemma2LayerModules> layers;
 };
 
-RmsNormModule add_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t width) {
+RmsNormModule add_gemma2_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t width) {
   return add_rms_norm(tree, parent, name, "Gemma2RMSNorm", width);
 }
 
-LayerModules add_layer(ModelTree& tree, const GemmaConfig& c, ModuleId list, std::int64_t index) {
-  LayerModules m;
+Gemma2LayerModules add_layer(ModelTree& tree, const GemmaConfig& c, ModuleId list, std::int64_t index) {
+  Gemma2LayerModules m;
   const std::int64_t query_width = c.heads * c.head_dim, key_width = c.key_value_heads * c.head_dim;
   m.block = tree.module(list, std::to_string(index), "Gemma2DecoderLayer", {"GradientCheckpointingLayer"});
   m.attention = tree.module(m.block, "self_attn", "Gemma2Attention");
@@ -95,10 +95,10 @@ LayerModules add_layer(ModelTree& tree, const GemmaConfig& c, ModuleId list, std
   m.v = tree.linear(m.attention, "v_proj", c.hidden, key_width, c.bias);
   m.o = tree.linear(m.attention, "o_proj", query_width, c.hidden, c.bias);
   m.mlp = add_gated_mlp(tree, m.block, "Gemma2MLP", {c.hidden, c.intermediate, false, c.activation});
-  m.input_norm = add_norm(tree, m.block, "input_layernorm", c.hidden);
-  m.post_attention = add_norm(tree, m.block, "post_attention_layernorm", c.hidden);
-  m.pre_feed_forward = add_norm(tree, m.block, "pre_feedforward_layernorm", c.hidden);
-  m.post_feed_forward = add_norm(tree, m.block, "post_feedforward_layernorm", c.hidden);
+  m.input_norm = add_gemma2_norm(tree, m.block, "input_layernorm", c.hidden);
+  m.post_attention = add_gemma2_norm(tree, m.block, "post_attention_layernorm", c.hidden);
+  m.pre_feed_forward = add_gemma2_norm(tree, m.block, "pre_feedforward_layernorm", c.hidden);
+  m.post_feed_forward = add_gemma2_norm(tree, m.block, "post_feedforward_layernorm", c.hidden);
   return m;
 }
 
@@ -113,7 +113,7 @@ GemmaModules add_modules(Model& model, const GemmaConfig& c, DType dtype, const 
   m.scale = tree.buffer(m.embedding, "embed_scale", {}, program.buffer_dtype.value_or(dtype), false);
   const ModuleId list = tree.module(m.model, "layers", "ModuleList");
   for (std::int64_t i = 0; i < c.layers; ++i) m.layers.push_back(add_layer(tree, c, list, i));
-  m.norm = add_norm(tree, m.model, "norm", c.hidden);
+  m.norm = add_gemma2_norm(tree, m.model, "norm", c.hidden);
   m.rotary = add_rotary(tree, m.model, "Gemma2RotaryEmbedding", c.head_dim, c.rope, program);
   m.head = add_language_head(tree, m.root, c.vocabulary, c.hidden, c.tied, m.embedding_weight);
   return m;
@@ -129,7 +129,7 @@ class GemmaProgram {
     positions_ = positions;
   }
 
-  Tensor layer(const LayerModules& m, const Tensor& x, const Tensor& mask) {
+  Tensor layer(const Gemma2LayerModules& m, const Tensor& x, const Tensor& mask) {
     w_.call(m.block, {&x, &rotation_.cos, &rotation_.sin, &mask, &positions_});
     const Tensor attended = norm(m.post_attention, attention(m, norm(m.input_norm, x), mask));
     w_.enter(m.block);
@@ -142,17 +142,17 @@ class GemmaProgram {
   Tensor norm(const RmsNormModule& m, const Tensor& x) { return write_shifted_rms_norm(w_, m, x, c_.eps); }
 
  private:
-  Tensor mlp(const LayerModules& m, const Tensor& x) {
+  Tensor mlp(const Gemma2LayerModules& m, const Tensor& x) {
     return write_gated_mlp(w_, m.mlp, c_.activation, norm(m.pre_feed_forward, x));
   }
 
-  Tensor heads_of(const LayerModules& m, const LinearModule& linear, const Tensor& x) {
+  Tensor heads_of(const Gemma2LayerModules& m, const LinearModule& linear, const Tensor& x) {
     const Tensor y = write_linear(w_, linear, x);
     w_.enter(m.attention);
     return write_heads(w_, y, c_.head_dim);
   }
 
-  Tensor attention(const LayerModules& m, const Tensor& x, const Tensor& mask) {
+  Tensor attention(const Gemma2LayerModules& m, const Tensor& x, const Tensor& mask) {
     const Tensor q = heads_of(m, m.q, x), k = heads_of(m, m.k, x), v = heads_of(m, m.v, x);
     const Rotation rotation = write_head_rotation(w_, rotation_);
     const Tensor turned_q = write_rotated(w_, q, rotation), turned_k = write_rotated(w_, k, rotation);
@@ -172,7 +172,7 @@ class GemmaProgram {
 }  // namespace
 
 Result<Model> build_gemma2(const FamilyInput& given) {
-  const GemmaConfig c = read_config(given);
+  const GemmaConfig c = read_gemma2_config(given);
   ModelOptions options = given.options;
   options.attention = "eager";
   const FamilyInput input{options, given.program, given.config};

@@ -18,7 +18,7 @@ struct Gpt2Config {
   DType dtype = DType::Float32;
 };
 
-Gpt2Config read_config(const FamilyInput& input) {
+Gpt2Config read_gpt2_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   Gpt2Config c;
   check_architecture(config, "GPT2LMHeadModel");
@@ -48,7 +48,7 @@ Gpt2Config read_config(const FamilyInput& input) {
   return c;
 }
 
-struct LayerModules {
+struct Gpt2LayerModules {
   ModuleId block, attention, attention_dropout, residual_dropout, mlp, activation, mlp_dropout;
   LayerNormModule norm1, norm2;
   LinearModule qkv, out, up, down;  // Conv1D: weight [in, out]
@@ -59,7 +59,7 @@ struct Gpt2Modules {
   ParamId token_weight, position_weight;
   LayerNormModule norm;
   LinearModule head;
-  std::vector<LayerModules> layers;
+  std::vector<Gpt2LayerModules> layers;
 };
 
 LinearModule add_conv(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t in, std::int64_t out) {
@@ -70,8 +70,8 @@ LinearModule add_conv(ModelTree& tree, ModuleId parent, std::string_view name, s
   return conv;
 }
 
-LayerModules add_layer(ModelTree& tree, const Gpt2Config& c, ModuleId list, std::int64_t index) {
-  LayerModules m;
+Gpt2LayerModules add_layer(ModelTree& tree, const Gpt2Config& c, ModuleId list, std::int64_t index) {
+  Gpt2LayerModules m;
   m.block = tree.module(list, std::to_string(index), "GPT2Block", {"GradientCheckpointingLayer"});
   m.norm1 = tree.layer_norm(m.block, "ln_1", c.hidden);
   m.attention = tree.module(m.block, "attn", "GPT2Attention");
@@ -113,7 +113,7 @@ class Gpt2Program {
               const Tensor& positions)
       : w_(writer), c_(config), kernel_(kernel), attention_(attention), positions_(positions) {}
 
-  Tensor layer(const LayerModules& m, std::int64_t index, const Tensor& x, const Tensor* mask) {
+  Tensor layer(const Gpt2LayerModules& m, std::int64_t index, const Tensor& x, const Tensor* mask) {
     w_.call(m.block, {&x, mask, &positions_});
     const Tensor attended = attention(m, index, norm(m.norm1, x), mask);
     w_.hold(attended, Hold::Until::Call, m.block);  // attn_output
@@ -137,7 +137,7 @@ class Gpt2Program {
     return w_.transpose(w_.view(x, {x.sizes[0], x.sizes[1], -1, attention_.head_dim}), 1, 2);
   }
 
-  Tensor attention(const LayerModules& m, std::int64_t index, const Tensor& x, const Tensor* mask) {
+  Tensor attention(const Gpt2LayerModules& m, std::int64_t index, const Tensor& x, const Tensor* mask) {
     const Tensor qkv = conv(m.qkv, x);
     w_.enter(m.attention);
     const std::vector<Tensor> parts = w_.split(qkv, c_.hidden, 2);
@@ -153,8 +153,8 @@ class Gpt2Program {
   }
 
   /// GPT-2's own eager form: softmax in the dtype of the scores, a division for the scale.
-  Tensor eager(const LayerModules& m, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v,
-               const Tensor& mask) {
+  Tensor eager(const Gpt2LayerModules& m, const AttentionShape& shape, const Tensor& q, const Tensor& k,
+               const Tensor& v, const Tensor& mask) {
     Tensor p = w_.matmul(q, w_.transpose(k, -1, -2));
     if (c_.scale_attention) {
       const Tensor divisor = w_.emit("aten.full.default",
@@ -168,7 +168,7 @@ class Gpt2Program {
     return w_.contiguous(w_.transpose(w_.matmul(p, v), 1, 2));
   }
 
-  Tensor mlp(const LayerModules& m, const Tensor& x) {
+  Tensor mlp(const Gpt2LayerModules& m, const Tensor& x) {
     const Tensor up = conv(m.up, x);
     w_.enter(m.activation);
     const Tensor active = write_activation(w_, c_.activation, up);
@@ -185,7 +185,7 @@ class Gpt2Program {
 }  // namespace
 
 Result<Model> build_gpt2(const FamilyInput& input) {
-  const Gpt2Config c = read_config(input);
+  const Gpt2Config c = read_gpt2_config(input);
   const std::int64_t seq = choose_seq(input, c.positions, "n_positions");
   check_products(input, seq, std::max({3 * c.hidden, c.inner, c.vocabulary}), c.heads);
   if (input.config.failed()) return fail(input.config.error());

@@ -20,7 +20,7 @@ struct NeoXConfig {
   DType dtype = DType::Float32;
 };
 
-NeoXConfig read_config(const FamilyInput& input) {
+NeoXConfig read_neox_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   NeoXConfig c;
   check_architecture(config, "GPTNeoXForCausalLM");
@@ -55,7 +55,7 @@ NeoXConfig read_config(const FamilyInput& input) {
   return c;
 }
 
-struct LayerModules {
+struct NeoXLayerModules {
   ModuleId block, attention, attention_dropout, mlp_dropout, activation;
   LayerNormModule input_norm, post_norm;
   LinearModule qkv, dense, up, down;
@@ -67,11 +67,11 @@ struct NeoXModules {
   LayerNormModule norm;
   RotaryModule rotary;
   LinearModule head;
-  std::vector<LayerModules> layers;
+  std::vector<NeoXLayerModules> layers;
 };
 
-LayerModules add_layer(ModelTree& tree, const NeoXConfig& c, ModuleId list, std::int64_t index) {
-  LayerModules m;
+NeoXLayerModules add_layer(ModelTree& tree, const NeoXConfig& c, ModuleId list, std::int64_t index) {
+  NeoXLayerModules m;
   m.block = tree.module(list, std::to_string(index), "GPTNeoXLayer", {"GradientCheckpointingLayer"});
   m.input_norm = tree.layer_norm(m.block, "input_layernorm", c.hidden);
   m.post_norm = tree.layer_norm(m.block, "post_attention_layernorm", c.hidden);
@@ -114,7 +114,7 @@ class NeoXProgram {
     positions_ = positions;
   }
 
-  Tensor layer(const LayerModules& m, const Tensor& x, const Tensor* mask) {
+  Tensor layer(const NeoXLayerModules& m, const Tensor& x, const Tensor* mask) {
     w_.call(m.block, {&x, mask, &positions_, &rotation_.cos, &rotation_.sin});
     const Tensor normed = write_layer_norm(w_, m.input_norm, x, c_.eps);
     const Tensor attended = write_dropout(w_, m.attention_dropout, attention(m, normed, mask), c_.hidden_dropout);
@@ -140,7 +140,7 @@ class NeoXProgram {
     return {turning, w_.slice(x, 3, c_.rotary_dims, kSliceEnd)};
   }
 
-  Tensor attention(const LayerModules& m, const Tensor& x, const Tensor* mask) {
+  Tensor attention(const NeoXLayerModules& m, const Tensor& x, const Tensor* mask) {
     const Tensor qkv = write_linear(w_, m.qkv, x);
     w_.enter(m.attention);
     const std::vector<Tensor> heads = w_.split(write_heads(w_, qkv, 3 * c_.head_dim), c_.head_dim, -1);
@@ -153,7 +153,7 @@ class NeoXProgram {
     return write_linear(w_, m.dense, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
   }
 
-  Tensor mlp(const LayerModules& m, const Tensor& x) {
+  Tensor mlp(const NeoXLayerModules& m, const Tensor& x) {
     const Tensor up = write_linear(w_, m.up, write_layer_norm(w_, m.post_norm, x, c_.eps));
     w_.enter(m.activation);
     const Tensor down = write_linear(w_, m.down, write_activation(w_, c_.activation, up));
@@ -171,7 +171,7 @@ class NeoXProgram {
 }  // namespace
 
 Result<Model> build_gpt_neox(const FamilyInput& input) {
-  const NeoXConfig c = read_config(input);
+  const NeoXConfig c = read_neox_config(input);
   const std::int64_t seq = choose_seq(input, c.positions, "max_position_embeddings");
   check_products(input, seq, std::max({3 * c.hidden, c.intermediate, c.vocabulary}), c.heads);
   if (input.config.failed()) return fail(input.config.error());
@@ -193,7 +193,7 @@ Result<Model> build_gpt_neox(const FamilyInput& input) {
   x = write_dropout(w, m.dropout, x, c.hidden_dropout);
   NeoXProgram program(w, c, *kernel, attention);
   program.rotary(m, positions);
-  for (const LayerModules& layer : m.layers) x = program.layer(layer, x, mask ? &*mask : nullptr);
+  for (const NeoXLayerModules& layer : m.layers) x = program.layer(layer, x, mask ? &*mask : nullptr);
   x = write_layer_norm(w, m.norm, x, c.eps);
   finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   return model;

@@ -144,7 +144,7 @@ void read_windows(ConfigReader& config, const FamilyDefaults& family, LlamaConfi
   }
 }
 
-LlamaConfig read_config(const FamilyInput& input, std::string_view type) {
+LlamaConfig read_llama_config(const FamilyInput& input, std::string_view type) {
   ConfigReader& config = input.config;
   LlamaConfig c;
   const FamilyDefaults& family = defaults_of(type);
@@ -177,7 +177,7 @@ LlamaConfig read_config(const FamilyInput& input, std::string_view type) {
   return c;
 }
 
-struct LayerModules {
+struct LlamaLayerModules {
   ModuleId block, attention;
   LinearModule q, k, v, o;
   GatedMlpModules mlp;
@@ -188,11 +188,11 @@ struct LayerModules {
 
 struct LlamaModules : DecoderModules {
   std::int32_t scale = -1;  // buffer: of the table's rows
-  std::vector<LayerModules> layers;
+  std::vector<LlamaLayerModules> layers;
 };
 
-LayerModules add_layer(ModelTree& tree, const LlamaConfig& c, ModuleId list, std::int64_t index) {
-  LayerModules m;
+LlamaLayerModules add_layer(ModelTree& tree, const LlamaConfig& c, ModuleId list, std::int64_t index) {
+  LlamaLayerModules m;
   const std::int64_t query_width = c.heads * c.head_dim, key_width = c.key_value_heads * c.head_dim;
   const std::string norm_class = c.prefix + "RMSNorm";
   m.block = tree.module(list, std::to_string(index), c.prefix + "DecoderLayer", {"GradientCheckpointingLayer"});
@@ -256,7 +256,7 @@ class LlamaProgram {
     positions_ = positions;
   }
 
-  Tensor layer(const LayerModules& m, const Tensor& x, const LayerAttention& how) {
+  Tensor layer(const LlamaLayerModules& m, const Tensor& x, const LayerAttention& how) {
     w_.call(m.block, {&x, how.mask ? &*how.mask : nullptr, &positions_, &rotation_.cos, &rotation_.sin});
     const Tensor attended = attention(m, norm(m.input_norm, x), how);
     w_.enter(m.block);
@@ -284,7 +284,7 @@ class LlamaProgram {
     return w_.transpose(rows, 1, 2);
   }
 
-  Tensor attention(const LayerModules& m, const Tensor& x, const LayerAttention& how) {
+  Tensor attention(const LlamaLayerModules& m, const Tensor& x, const LayerAttention& how) {
     const Tensor q = heads_of(m.attention, m.q, x, m.q_norm);
     const Tensor k = heads_of(m.attention, m.k, x, m.k_norm);
     const Tensor v = heads_of(m.attention, m.v, x, std::nullopt);
@@ -301,7 +301,7 @@ class LlamaProgram {
     return write_linear(w_, m.o, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
   }
 
-  Tensor mlp(const LayerModules& m, const Tensor& x) {
+  Tensor mlp(const LlamaLayerModules& m, const Tensor& x) {
     if (m.experts) return write_experts(w_, *c_.experts, *m.experts, x);
     return write_gated_mlp(w_, m.mlp, c_.activation, x);
   }
@@ -316,7 +316,7 @@ class LlamaProgram {
 }  // namespace
 
 Result<Model> build_llama_family(const FamilyInput& input, std::string_view model_type) {
-  const LlamaConfig c = read_config(input, model_type);
+  const LlamaConfig c = read_llama_config(input, model_type);
   const std::int64_t seq = choose_seq(input, c.max_positions, "max_position_embeddings");
   const std::int64_t width = std::max({c.hidden, c.intermediate, c.vocabulary, c.heads * c.head_dim});
   if (c.experts) check_products(input, seq, c.experts->chosen * std::max(2 * c.experts->width, c.hidden), 1);

@@ -21,7 +21,7 @@ struct OptConfig {
   DType dtype = DType::Float32;
 };
 
-OptConfig read_config(const FamilyInput& input) {
+OptConfig read_opt_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   OptConfig c;
   check_architecture(config, "OPTForCausalLM");
@@ -56,7 +56,7 @@ OptConfig read_config(const FamilyInput& input) {
   return c;
 }
 
-struct LayerModules {
+struct OptLayerModules {
   ModuleId block, attention, activation;
   LinearModule q, k, v, out, up, down;
   LayerNormModule attention_norm, final_norm;
@@ -68,11 +68,11 @@ struct OptModules {
   LinearModule head;
   std::optional<LinearModule> project_in, project_out;
   std::optional<LayerNormModule> norm;
-  std::vector<LayerModules> layers;
+  std::vector<OptLayerModules> layers;
 };
 
-LayerModules add_layer(ModelTree& tree, const OptConfig& c, ModuleId list, std::int64_t index) {
-  LayerModules m;
+OptLayerModules add_layer(ModelTree& tree, const OptConfig& c, ModuleId list, std::int64_t index) {
+  OptLayerModules m;
   m.block = tree.module(list, std::to_string(index), "OPTDecoderLayer", {"GradientCheckpointingLayer"});
   m.attention = tree.module(m.block, "self_attn", "OPTAttention");
   m.k = tree.linear(m.attention, "k_proj", c.hidden, c.hidden, c.bias);
@@ -115,7 +115,7 @@ class OptProgram {
   OptProgram(ProgramWriter& writer, const OptConfig& config, AttentionKernel kernel, const AttentionShape& shape)
       : w_(writer), c_(config), kernel_(kernel), shape_(shape) {}
 
-  Tensor layer(const LayerModules& m, const Tensor& x, const Tensor* mask) {
+  Tensor layer(const OptLayerModules& m, const Tensor& x, const Tensor* mask) {
     Tensor y = attention(m, c_.norm_first ? norm(m.attention_norm, x) : x, mask);
     w_.enter(m.block);
     y = w_.add(x, w_.dropout(y, c_.dropout));
@@ -139,7 +139,7 @@ class OptProgram {
   }
 
   /// The queries carry the scale; the kernels are told 1.
-  Tensor attention(const LayerModules& m, const Tensor& x, const Tensor* mask) {
+  Tensor attention(const OptLayerModules& m, const Tensor& x, const Tensor* mask) {
     const double scale = std::pow(static_cast<double>(shape_.head_dim), -0.5);
     const Tensor projected = write_linear(w_, m.q, x);
     w_.enter(m.attention);
@@ -185,7 +185,7 @@ Result<Model> build_opt(const FamilyInput& given) {
   ProgramOptions program = given.program;
   program.asks_for_packed_rows = false;  // the model makes its own mask of ones
   const FamilyInput input{given.options, program, given.config};
-  const OptConfig c = read_config(input);
+  const OptConfig c = read_opt_config(input);
   const std::int64_t seq = choose_seq(input, c.positions, "max_position_embeddings");
   check_products(input, seq, std::max({c.hidden, c.inner, c.vocabulary}), c.heads);
   if (input.config.failed()) return fail(input.config.error());
@@ -214,7 +214,7 @@ Result<Model> build_opt(const FamilyInput& given) {
   std::optional<Tensor> mask;
   if (needs_mask(input, seq, 0)) mask = write_mask(w, input, tokens.mask, write_positions(w, seq), 0);
   OptProgram layers(w, c, *kernel, shape);
-  for (const LayerModules& layer : m.layers) {
+  for (const OptLayerModules& layer : m.layers) {
     w.call(layer.block, {&x, mask ? &*mask : nullptr, &places.ids});
     x = layers.layer(layer, x, mask ? &*mask : nullptr);
   }

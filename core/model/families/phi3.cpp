@@ -25,7 +25,7 @@ struct Phi3Config {
   DType dtype = DType::Float32;
 };
 
-Phi3Config read_config(const FamilyInput& input) {
+Phi3Config read_phi3_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   Phi3Config c;
   check_architecture(config, "Phi3ForCausalLM");
@@ -63,18 +63,18 @@ Phi3Config read_config(const FamilyInput& input) {
   return c;
 }
 
-struct LayerModules {
+struct Phi3LayerModules {
   ModuleId block, attention, mlp, activation, attention_dropout, mlp_dropout;
   LinearModule out, qkv, gate_up, down;
   RmsNormModule input_norm, post_norm;
 };
 
 struct Phi3Modules : DecoderModules {
-  std::vector<LayerModules> layers;
+  std::vector<Phi3LayerModules> layers;
 };
 
-LayerModules add_layer(ModelTree& tree, const Phi3Config& c, ModuleId list, std::int64_t index) {
-  LayerModules m;
+Phi3LayerModules add_layer(ModelTree& tree, const Phi3Config& c, ModuleId list, std::int64_t index) {
+  Phi3LayerModules m;
   const std::int64_t queries = c.heads * c.head_dim, keys = c.key_value_heads * c.head_dim;
   m.block = tree.module(list, std::to_string(index), "Phi3DecoderLayer", {"GradientCheckpointingLayer"});
   m.attention = tree.module(m.block, "self_attn", "Phi3Attention");
@@ -118,7 +118,7 @@ class Phi3Program {
     positions_ = positions;
   }
 
-  Tensor layer(const LayerModules& m, const Tensor& x, const Tensor* mask) {
+  Tensor layer(const Phi3LayerModules& m, const Tensor& x, const Tensor* mask) {
     w_.call(m.block, {&x, mask, &positions_, &rotation_.cos, &rotation_.sin});
     const Tensor attended = attention(m, norm(m.input_norm, x), mask);
     const Tensor kept = write_dropout(w_, m.attention_dropout, attended, c_.residual_dropout);
@@ -138,7 +138,7 @@ class Phi3Program {
     return w_.cat({write_rotated(w_, turning, rotation), rest}, -1);
   }
 
-  Tensor attention(const LayerModules& m, const Tensor& x, const Tensor* mask) {
+  Tensor attention(const Phi3LayerModules& m, const Tensor& x, const Tensor* mask) {
     const std::int64_t queries = c_.heads * c_.head_dim, keys = c_.key_value_heads * c_.head_dim;
     const Tensor qkv = write_linear(w_, m.qkv, x);
     w_.enter(m.attention);
@@ -161,7 +161,7 @@ class Phi3Program {
     return write_linear(w_, m.out, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
   }
 
-  Tensor mlp(const LayerModules& m, const Tensor& x) {
+  Tensor mlp(const Phi3LayerModules& m, const Tensor& x) {
     const Tensor both = write_linear(w_, m.gate_up, x);
     w_.enter(m.mlp);
     const std::vector<Tensor> halves = w_.split(both, c_.intermediate, -1);
@@ -182,7 +182,7 @@ class Phi3Program {
 }  // namespace
 
 Result<Model> build_phi3(const FamilyInput& input) {
-  const Phi3Config c = read_config(input);
+  const Phi3Config c = read_phi3_config(input);
   const std::int64_t seq = choose_seq(input, c.max_positions, "max_position_embeddings");
   check_products(input, seq,
                  std::max({c.hidden, 2 * c.intermediate, c.vocabulary, (c.heads + 2 * c.key_value_heads) * c.head_dim}),
@@ -204,7 +204,7 @@ Result<Model> build_phi3(const FamilyInput& input) {
   const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, c.sliding_window);
   Phi3Program layers(w, c, *kernel, shape);
   layers.rotary(m, positions);
-  for (const LayerModules& layer : m.layers) x = layers.layer(layer, x, mask ? &*mask : nullptr);
+  for (const Phi3LayerModules& layer : m.layers) x = layers.layer(layer, x, mask ? &*mask : nullptr);
   x = layers.norm(m.norm, x);
   finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   return model;

@@ -38,7 +38,7 @@ void read_feed_forward(ConfigReader& config, T5Config& c) {
   }
 }
 
-T5Config read_config(const FamilyInput& input) {
+T5Config read_t5_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   T5Config c;
   c.body = is_body(config, "T5ForConditionalGeneration", "T5EncoderModel");
@@ -71,15 +71,15 @@ struct NormModules {
 };
 
 /// Attention or feed-forward with its norm before and dropout after.
-struct AttentionModules {
+struct T5AttentionModules {
   ModuleId layer, attention, bias, dropout;
   ParamId bias_weight;
   LinearModule q, k, v, o;
   NormModules norm;
 };
 
-struct BlockModules {
-  AttentionModules self, cross;
+struct T5BlockModules {
+  T5AttentionModules self, cross;
   ModuleId module;
   ModuleId feed_forward, dense, activation, inner_dropout, dropout;
   LinearModule up, gate, down;  // `gate` only where gated: wi_0 is activated, wi_1 multiplies
@@ -89,7 +89,7 @@ struct BlockModules {
 struct StackModules {
   ModuleId module, embedding, dropout;
   NormModules norm;
-  std::vector<BlockModules> blocks;
+  std::vector<T5BlockModules> blocks;
 };
 
 struct T5Modules {
@@ -123,8 +123,8 @@ class T5Tree {
     return m;
   }
 
-  AttentionModules attention(ModuleId list, int index, bool cross, bool with_bias) {
-    AttentionModules m;
+  T5AttentionModules attention(ModuleId list, int index, bool cross, bool with_bias) {
+    T5AttentionModules m;
     m.layer = tree_.module(list, std::to_string(index), cross ? "T5LayerCrossAttention" : "T5LayerSelfAttention");
     m.attention = tree_.module(m.layer, cross ? "EncDecAttention" : "SelfAttention", "T5Attention");
     const std::int64_t width = c_.heads * c_.head_dim;
@@ -141,8 +141,8 @@ class T5Tree {
     return m;
   }
 
-  BlockModules block(ModuleId list, std::int64_t index, bool decoder) {
-    BlockModules m;
+  T5BlockModules block(ModuleId list, std::int64_t index, bool decoder) {
+    T5BlockModules m;
     const ModuleId block = tree_.module(list, std::to_string(index), "T5Block", {"GradientCheckpointingLayer"});
     m.module = block;
     const ModuleId layers = tree_.module(block, "layer", "ModuleList");
@@ -187,7 +187,7 @@ class T5Program {
     Tensor x = write_dropout(w_, s.dropout, w_.embedding(w_.param(m.embedding), ids, -1), c_.dropout);
     Tensor self_bias, cross_bias;  // made in the first block, handed to the others
     for (std::size_t i = 0; i < s.blocks.size(); ++i) {
-      const BlockModules& b = s.blocks[i];
+      const T5BlockModules& b = s.blocks[i];
       x = clamped(b, attention(b.self, x, nullptr, memory != nullptr, self_bias));
       if (memory != nullptr) x = clamped(b, attention(b.cross, x, memory, false, cross_bias));
       x = clamped(b, feed_forward(b, x));
@@ -205,7 +205,7 @@ class T5Program {
   }
 
   /// T5Block clamps infinities away to make training in float16 possible.
-  Tensor clamped(const BlockModules& m, const Tensor& x) {
+  Tensor clamped(const T5BlockModules& m, const Tensor& x) {
     if (x.dtype != DType::Float16) return x;
     constexpr double kMax = 65504.0;
     w_.enter(m.module);
@@ -221,13 +221,13 @@ class T5Program {
                 x.sizes, x.dtype);
   }
 
-  Tensor heads_of(const AttentionModules& m, const LinearModule& linear, const Tensor& x) {
+  Tensor heads_of(const T5AttentionModules& m, const LinearModule& linear, const Tensor& x) {
     const Tensor y = write_linear(w_, linear, x);
     w_.enter(m.attention);
     return write_heads(w_, y, c_.head_dim);
   }
 
-  Tensor attention(const AttentionModules& m, const Tensor& x, const Tensor* memory, bool causal, Tensor& bias) {
+  Tensor attention(const T5AttentionModules& m, const Tensor& x, const Tensor* memory, bool causal, Tensor& bias) {
     const Tensor normed = norm(m.norm, x);
     const Tensor& keys = memory != nullptr ? *memory : normed;
     const Tensor q = heads_of(m, m.q, normed), k = heads_of(m, m.k, keys), v = heads_of(m, m.v, keys);
@@ -263,7 +263,7 @@ class T5Program {
   }
 
   /// [1, heads, seq, seq] from the buckets of relative positions (T5Attention.compute_bias).
-  Tensor position_bias(const AttentionModules& m, std::int64_t seq, bool causal) {
+  Tensor position_bias(const T5AttentionModules& m, std::int64_t seq, bool causal) {
     const Arg zero{std::int64_t{0}};
     const Tensor context = w_.with_scalar("aten.add.Tensor", w_.unsqueeze(long_range(seq), 1), zero);
     const Tensor memory = w_.unsqueeze(long_range(seq), 0);
@@ -305,7 +305,7 @@ class T5Program {
     return w_.add_in_place(side, place);
   }
 
-  Tensor feed_forward(const BlockModules& m, const Tensor& x) {
+  Tensor feed_forward(const T5BlockModules& m, const Tensor& x) {
     const Tensor normed = norm(m.norm, x);
     const Tensor up = write_linear(w_, m.up, normed);
     w_.enter(m.activation);
@@ -332,7 +332,7 @@ class T5Program {
 }  // namespace
 
 Result<Model> build_t5(const FamilyInput& input) {
-  const T5Config c = read_config(input);
+  const T5Config c = read_t5_config(input);
   // Relative positions have no end; n_positions only says how long rows are if nobody says it.
   const std::int64_t seq = choose_seq(input, input.options.seq_given ? kMaxPositions : c.positions, "n_positions");
   check_products(input, seq, std::max({c.hidden, c.inner, c.vocabulary, c.heads * c.head_dim}), c.heads);

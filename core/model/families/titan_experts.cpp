@@ -14,12 +14,6 @@ std::int64_t capacity_of(const TitanExpertsConfig& c, std::int64_t tokens) {
   return static_cast<std::int64_t>(std::clamp(share, 1.0, static_cast<double>(std::max<std::int64_t>(tokens, 1))));
 }
 
-Tensor one(ProgramWriter& w, std::string_view op, ArgList args, const Dims& sizes, DType dtype) {
-  return w.emit(op, std::move(args), {}, {{sizes, ProgramWriter::contiguous_strides(sizes), dtype}})[0];
-}
-
-Arg number(std::int64_t value) { return Arg{value}; }
-
 }  // namespace
 
 TitanExpertsConfig read_titan_experts(ConfigReader& config) {

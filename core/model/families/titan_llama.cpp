@@ -20,7 +20,7 @@ struct TitanConfig {
 
 constexpr double kEps = 1e-5;
 
-TitanConfig read_config(const FamilyInput& input) {
+TitanConfig read_titan_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   TitanConfig c;
   c.dim = config.integer("dim", 1, kMaxWidth);
@@ -44,7 +44,7 @@ TitanConfig read_config(const FamilyInput& input) {
   return c;
 }
 
-struct BlockModules {
+struct TitanBlockModules {
   ModuleId block, attention, feed_forward;
   RmsNormModule attention_norm, ffn_norm;
   LinearModule wq, wk, wv, wo, w1, w2, w3;
@@ -55,20 +55,20 @@ struct TitanModules {
   ModuleId root, embedding;
   ParamId embedding_weight;
   std::int32_t rotary = -1;
-  std::vector<BlockModules> blocks;
+  std::vector<TitanBlockModules> blocks;
   RmsNormModule norm;
   LinearModule head;
 };
 
-RmsNormModule add_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t width) {
+RmsNormModule add_titan_norm(ModelTree& tree, ModuleId parent, std::string_view name, std::int64_t width) {
   return add_rms_norm(tree, parent, name, "RMSNorm", width);
 }
 
-BlockModules add_block(ModelTree& tree, const TitanConfig& c, ModuleId list, std::int64_t index) {
-  BlockModules m;
+TitanBlockModules add_block(ModelTree& tree, const TitanConfig& c, ModuleId list, std::int64_t index) {
+  TitanBlockModules m;
   m.block = tree.module(list, std::to_string(index), "TransformerBlock");
-  m.attention_norm = add_norm(tree, m.block, "attention_norm", c.dim);
-  m.ffn_norm = add_norm(tree, m.block, "ffn_norm", c.dim);
+  m.attention_norm = add_titan_norm(tree, m.block, "attention_norm", c.dim);
+  m.ffn_norm = add_titan_norm(tree, m.block, "ffn_norm", c.dim);
   m.attention = tree.module(m.block, "attention", "Attention");
   m.wq = tree.linear(m.attention, "wq", c.dim, c.heads * c.head_dim, false);
   m.wk = tree.linear(m.attention, "wk", c.dim, c.key_value_heads * c.head_dim, false);
@@ -94,7 +94,7 @@ TitanModules add_modules(Model& model, const TitanConfig& c, DType dtype) {
   m.rotary = tree.buffer(m.root, "freqs_cis", {c.positions, c.head_dim / 2}, DType::Complex64, false);
   const ModuleId list = tree.module(m.root, "layers", "ModuleDict");
   for (std::int64_t i = 0; i < c.layers; ++i) m.blocks.push_back(add_block(tree, c, list, i));
-  m.norm = add_norm(tree, m.root, "norm", c.dim);
+  m.norm = add_titan_norm(tree, m.root, "norm", c.dim);
   m.head = tree.linear(m.root, "output", c.dim, c.vocabulary, false);
   return m;
 }
@@ -119,7 +119,7 @@ class TitanProgram {
                    {}, results)[0];
   }
 
-  Tensor block(const BlockModules& m, const Tensor& x) {
+  Tensor block(const TitanBlockModules& m, const Tensor& x) {
     w_.call(m.block, {&x});
     const Tensor attended = attention(m, norm(m.attention_norm, x));
     w_.enter(m.block);
@@ -141,7 +141,7 @@ class TitanProgram {
   }
 
  private:
-  Tensor gate(const BlockModules& m, const Tensor& n) {
+  Tensor gate(const TitanBlockModules& m, const Tensor& n) {
     const Tensor y = write_linear(w_, m.w1, n);
     w_.enter(m.feed_forward);
     return w_.unary("aten.silu.default", y);
@@ -179,7 +179,7 @@ class TitanProgram {
     return w_.unsafe_view(w_.clone(all), {x.sizes[0], x.sizes[1], c_.heads, x.sizes[3]});
   }
 
-  Tensor attention(const BlockModules& m, const Tensor& x) {
+  Tensor attention(const TitanBlockModules& m, const Tensor& x) {
     const Tensor q0 = heads_of(m.wq, x), k0 = heads_of(m.wk, x), v0 = heads_of(m.wv, x);
     const Tensor q1 = split(m.attention, q0), k1 = split(m.attention, k0), v1 = split(m.attention, v0);
     const std::int64_t seq = x.sizes[1];
@@ -229,7 +229,7 @@ std::vector<ParallelStyle> parallel_plan() {
 }  // namespace
 
 Result<Model> build_titan_llama(const FamilyInput& input) {
-  const TitanConfig c = read_config(input);
+  const TitanConfig c = read_titan_config(input);
   const std::int64_t seq = choose_seq(input, c.positions, "max_seq");
   check_products(input, seq, std::max({c.dim, c.ffn, c.vocabulary, c.heads * c.head_dim}), c.heads);
   check_titan_experts(input.config, c.experts, input.options.batch * seq);
@@ -246,7 +246,7 @@ Result<Model> build_titan_llama(const FamilyInput& input) {
   Tensor x = w.embedding(w.param(m.embedding_weight), tokens.ids, -1);
   const bool cuda = input.program.device == ProgramDevice::Cuda;
   TitanProgram program(w, c, shape, *kernel, m.rotary, cuda);
-  for (const BlockModules& block : m.blocks) x = program.block(block, x);
+  for (const TitanBlockModules& block : m.blocks) x = program.block(block, x);
   x = program.norm(m.norm, x);
   finish_with_head(model, w, input, tokens, {m.root, m.head, false}, x);
   model.parallel = parallel_plan();

@@ -24,7 +24,7 @@ struct VitConfig {
   std::int64_t patches() const { return side() * side(); }
 };
 
-VitConfig read_config(const FamilyInput& input) {
+VitConfig read_vit_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   VitConfig c;
   c.body = is_body(config, "ViTForImageClassification", "ViTModel");
@@ -59,7 +59,7 @@ VitConfig read_config(const FamilyInput& input) {
   return c;
 }
 
-struct LayerModules {
+struct VitLayerModules {
   ModuleId block, attention, activation, dropout;
   LinearModule q, k, v, o, up, down;
   LayerNormModule before, after;
@@ -71,11 +71,11 @@ struct VitModules {
   LayerNormModule norm;
   LinearModule classifier;  // or
   PoolerModules pooler;
-  std::vector<LayerModules> layers;
+  std::vector<VitLayerModules> layers;
 };
 
-LayerModules add_layer(ModelTree& tree, const VitConfig& c, ModuleId list, std::int64_t index) {
-  LayerModules m;
+VitLayerModules add_layer(ModelTree& tree, const VitConfig& c, ModuleId list, std::int64_t index) {
+  VitLayerModules m;
   m.block = tree.module(list, std::to_string(index), "ViTLayer", {"GradientCheckpointingLayer"});
   m.attention = tree.module(m.block, "attention", "ViTAttention");
   m.q = tree.linear(m.attention, "q_proj", c.hidden, c.hidden, c.qkv_bias);
@@ -142,7 +142,7 @@ class VitProgram {
     return write_dropout(w_, m.dropout, x, c_.hidden_dropout);
   }
 
-  Tensor layer(const LayerModules& m, const Tensor& x) {
+  Tensor layer(const VitLayerModules& m, const Tensor& x) {
     const Tensor normed = write_layer_norm(w_, m.before, x, c_.eps);
     const Tensor q = heads_of(m, m.q, normed), k = heads_of(m, m.k, normed), v = heads_of(m, m.v, normed);
     const Tensor out = write_attention(w_, kernel_, attention_, q, k, v, nullptr);
@@ -155,13 +155,13 @@ class VitProgram {
   }
 
  private:
-  Tensor heads_of(const LayerModules& m, const LinearModule& linear, const Tensor& x) {
+  Tensor heads_of(const VitLayerModules& m, const LinearModule& linear, const Tensor& x) {
     const Tensor y = write_linear(w_, linear, x);
     w_.enter(m.attention);
     return write_heads(w_, y, attention_.head_dim);
   }
 
-  Tensor add_residual(const LayerModules& m, const Tensor& y, const Tensor& x) {
+  Tensor add_residual(const VitLayerModules& m, const Tensor& y, const Tensor& x) {
     const Tensor dropped = write_dropout(w_, m.dropout, y, c_.hidden_dropout);
     w_.enter(m.block);
     return w_.add(dropped, x);
@@ -176,7 +176,7 @@ class VitProgram {
 }  // namespace
 
 Result<Model> build_vit(const FamilyInput& input) {
-  const VitConfig c = read_config(input);
+  const VitConfig c = read_vit_config(input);
   check_products(input, c.patches() + 1, std::max({c.hidden, c.intermediate, c.labels}), c.heads);
   check_products(input, c.image * c.image, c.channels, 1);
   if (input.config.failed()) return fail(input.config.error());
@@ -202,7 +202,7 @@ Result<Model> build_vit(const FamilyInput& input) {
   if (targets.labels) targets.ids = *targets.labels;
   VitProgram program(w, c, *kernel, attention);
   Tensor x = program.embeddings(m, pixels);
-  for (const LayerModules& layer : m.layers) x = program.layer(layer, x);
+  for (const VitLayerModules& layer : m.layers) x = program.layer(layer, x);
   x = write_layer_norm(w, m.norm, x, c.eps);
   if (c.body) {
     const Tensor pooled = write_pooler(w, m.pooler, c.pooler_activation, x);

@@ -27,7 +27,7 @@ void check_heads(ConfigReader& config, const char* key, std::int64_t hidden, std
                    "a divisor of d_model = " + std::to_string(hidden), std::to_string(heads));
 }
 
-WhisperConfig read_config(const FamilyInput& input) {
+WhisperConfig read_whisper_config(const FamilyInput& input) {
   ConfigReader& config = input.config;
   WhisperConfig c;
   check_architecture(config, "WhisperForConditionalGeneration");
@@ -62,14 +62,14 @@ WhisperConfig read_config(const FamilyInput& input) {
   return c;
 }
 
-struct AttentionModules {
+struct WhisperAttentionModules {
   ModuleId attention;
   LinearModule q, k, v, out;
 };
 
-struct LayerModules {
+struct WhisperLayerModules {
   ModuleId block, activation;
-  AttentionModules self, cross;
+  WhisperAttentionModules self, cross;
   LayerNormModule self_norm, cross_norm, final_norm;
   LinearModule up, down;
 };
@@ -83,7 +83,7 @@ struct WhisperModules {
   ModuleId root, encoder, encoder_positions, decoder, tokens, decoder_positions;
   ConvolutionModules first, second;
   ParamId encoder_position_weight, token_weight, decoder_position_weight;
-  std::vector<LayerModules> encoder_layers, decoder_layers;
+  std::vector<WhisperLayerModules> encoder_layers, decoder_layers;
   LayerNormModule encoder_norm, decoder_norm;
   LinearModule head;
 };
@@ -129,8 +129,8 @@ class WhisperTree {
     m.bias = tree_.param(m.module, "bias", {c_.hidden});
     return m;
   }
-  AttentionModules attention(ModuleId block, std::string_view name) {
-    AttentionModules m;
+  WhisperAttentionModules attention(ModuleId block, std::string_view name) {
+    WhisperAttentionModules m;
     m.attention = tree_.module(block, name, "WhisperAttention");
     m.k = tree_.linear(m.attention, "k_proj", c_.hidden, c_.hidden, false);
     m.v = tree_.linear(m.attention, "v_proj", c_.hidden, c_.hidden, true);
@@ -138,13 +138,13 @@ class WhisperTree {
     m.out = tree_.linear(m.attention, "out_proj", c_.hidden, c_.hidden, true);
     return m;
   }
-  void feed_forward(LayerModules& m, std::int64_t inner) {
+  void feed_forward(WhisperLayerModules& m, std::int64_t inner) {
     m.up = tree_.linear(m.block, "fc1", c_.hidden, inner, true);
     m.down = tree_.linear(m.block, "fc2", inner, c_.hidden, true);
     m.final_norm = tree_.layer_norm(m.block, "final_layer_norm", c_.hidden);
   }
-  LayerModules encoder_layer(ModuleId list, std::int64_t index) {
-    LayerModules m;
+  WhisperLayerModules encoder_layer(ModuleId list, std::int64_t index) {
+    WhisperLayerModules m;
     m.block = tree_.module(list, std::to_string(index), "WhisperEncoderLayer", {"GradientCheckpointingLayer"});
     m.self = attention(m.block, "self_attn");
     m.self_norm = tree_.layer_norm(m.block, "self_attn_layer_norm", c_.hidden);
@@ -152,8 +152,8 @@ class WhisperTree {
     feed_forward(m, c_.inner);
     return m;
   }
-  LayerModules decoder_layer(ModuleId list, std::int64_t index) {
-    LayerModules m;
+  WhisperLayerModules decoder_layer(ModuleId list, std::int64_t index) {
+    WhisperLayerModules m;
     m.block = tree_.module(list, std::to_string(index), "WhisperDecoderLayer", {"GradientCheckpointingLayer"});
     m.self = attention(m.block, "self_attn");
     m.activation = tree_.module(m.block, "activation_fn", activation_class(c_.activation));
@@ -193,7 +193,7 @@ class WhisperProgram {
     const Tensor positions = w_.embedding(w_.param(m.encoder_position_weight), places, -1);
     w_.enter(m.encoder);
     x = w_.dropout(w_.add(x, positions), c_.dropout);
-    for (const LayerModules& layer : m.encoder_layers) {
+    for (const WhisperLayerModules& layer : m.encoder_layers) {
       w_.call(layer.block, {&x});
       x = self_attention(layer, x, a_.encoder, a_.encoder_shape, nullptr);
       x = clamped(layer, feed_forward(layer, x));
@@ -220,7 +220,7 @@ class WhisperProgram {
     w_.enter(m.decoder);
     Tensor x = w_.dropout(w_.add(words, positions), c_.dropout);
     const std::optional<Tensor> mask = write_mask(w_, input, std::nullopt, places, 0);
-    for (const LayerModules& layer : m.decoder_layers) {
+    for (const WhisperLayerModules& layer : m.decoder_layers) {
       w_.call(layer.block, {&x, mask ? &*mask : nullptr, &memory});
       x = self_attention(layer, x, a_.decoder, a_.decoder_shape, mask ? &*mask : nullptr);
       const Tensor y = attention(layer.cross, norm(layer.cross_norm, x), memory, a_.cross, a_.cross_shape, nullptr);
@@ -245,19 +245,19 @@ class WhisperProgram {
                    {}, {{sizes, ProgramWriter::contiguous_strides(sizes), weight.dtype}})[0];
   }
 
-  Tensor residual(const LayerModules& m, const Tensor& x, const Tensor& y) {
+  Tensor residual(const WhisperLayerModules& m, const Tensor& x, const Tensor& y) {
     w_.enter(m.block);
     return w_.add(x, w_.dropout(y, c_.dropout));
   }
 
-  Tensor self_attention(const LayerModules& m, const Tensor& x, AttentionKernel kernel, const AttentionShape& shape,
-                        const Tensor* mask) {
+  Tensor self_attention(const WhisperLayerModules& m, const Tensor& x, AttentionKernel kernel,
+                        const AttentionShape& shape, const Tensor* mask) {
     const Tensor normed = norm(m.self_norm, x);
     return residual(m, x, attention(m.self, normed, normed, kernel, shape, mask));
   }
 
   /// The queries carry the scale; the kernels are told 1.
-  Tensor attention(const AttentionModules& m, const Tensor& x, const Tensor& memory, AttentionKernel kernel,
+  Tensor attention(const WhisperAttentionModules& m, const Tensor& x, const Tensor& memory, AttentionKernel kernel,
                    const AttentionShape& shape, const Tensor* mask) {
     const double scale = std::pow(static_cast<double>(shape.head_dim), -0.5);
     const Tensor projected = write_linear(w_, m.q, x);
@@ -268,13 +268,14 @@ class WhisperProgram {
     const Tensor out = write_attention(w_, kernel, shape, q, k, v, mask);
     return write_linear(w_, m.out, w_.view(out, {x.sizes[0], x.sizes[1], -1}));
   }
-  Tensor heads_of(const AttentionModules& m, const LinearModule& linear, const Tensor& x, const AttentionShape& shape) {
+  Tensor heads_of(const WhisperAttentionModules& m, const LinearModule& linear, const Tensor& x,
+                  const AttentionShape& shape) {
     const Tensor y = write_linear(w_, linear, x);
     w_.enter(m.attention);
     return w_.contiguous(w_.transpose(w_.view(y, {x.sizes[0], -1, shape.heads, shape.head_dim}), 1, 2));
   }
 
-  Tensor feed_forward(const LayerModules& m, const Tensor& x) {
+  Tensor feed_forward(const WhisperLayerModules& m, const Tensor& x) {
     Tensor y = write_linear(w_, m.up, norm(m.final_norm, x));
     w_.enter(m.activation);
     y = write_activation(w_, c_.activation, y);
@@ -284,7 +285,7 @@ class WhisperProgram {
   }
 
   /// Encoder layers clamp infinities away in float16.
-  Tensor clamped(const LayerModules& m, const Tensor& x) {
+  Tensor clamped(const WhisperLayerModules& m, const Tensor& x) {
     if (x.dtype != DType::Float16) return x;
     constexpr double kMost = 65504.0 - 1000.0;
     w_.enter(m.block);
@@ -326,7 +327,7 @@ Result<Attentions> choose_attentions(const FamilyInput& input, const WhisperConf
 
 /// A sequence is the decoder's; the encoder's is as long as its positions.
 Result<Model> build_whisper(const FamilyInput& input) {
-  const WhisperConfig c = read_config(input);
+  const WhisperConfig c = read_whisper_config(input);
   const std::int64_t seq = choose_seq(input, c.target_positions, "max_target_positions");
   check_products(input, std::max(seq, c.source_positions), std::max({c.hidden, c.inner, c.decoder_inner, c.vocabulary}),
                  std::max(c.heads, c.decoder_heads));

@@ -13,18 +13,11 @@
 #include <vector>
 
 #include "core/model/json_input.h"
+#include "core/model/pt2/zip_handles.h"
 #include "core/text/edit_distance.h"
 
 namespace foreshard {
 namespace {
-
-struct ZipCloser {
-  void operator()(zip_t* zip) const { zip_discard(zip); }  // never writes back
-};
-struct ZipFileCloser {
-  void operator()(zip_file_t* file) const { zip_fclose(file); }
-};
-using Zip = std::unique_ptr<zip_t, ZipCloser>;
 
 constexpr std::string_view kLegacyProgram = "serialized_exported_program.json";
 constexpr std::size_t kEndRecord = 22, kLongestComment = 65535;
@@ -220,7 +213,7 @@ class ArchiveReader {
     if (stat.size > static_cast<zip_uint64_t>(limit))
       return bad(ErrorCode::TooLarge, "the member of the archive is too large", at_most,
                  std::to_string(stat.size) + " bytes");
-    const std::unique_ptr<zip_file_t, ZipFileCloser> file(zip_fopen_index(zip_, stat.index, 0));
+    const ZipFile file(zip_fopen_index(zip_, stat.index, 0));
     if (!file)
       return bad(ErrorCode::BadSyntax, "the member of the archive cannot be opened", "a stored or deflated member",
                  zip_strerror(zip_));

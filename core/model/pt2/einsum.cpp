@@ -6,7 +6,7 @@
 #include <cctype>
 #include <string>
 
-#include "core/model/pt2/composite_call.h"
+#include "core/model/pt2/composites/composite_call.h"
 
 namespace foreshard::pt2 {
 namespace {

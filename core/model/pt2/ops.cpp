@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/model/json_input.h"
-#include "core/model/pt2/composites.h"
+#include "core/model/pt2/composites/composites.h"
 #include "core/model/pt2/lifetimes.h"
 #include "core/operators/op_names.h"
 #include "core/operators/program_writer.h"

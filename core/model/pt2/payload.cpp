@@ -10,20 +10,13 @@
 
 #include "core/model/json_input.h"
 #include "core/model/pt2/archive.h"
+#include "core/model/pt2/zip_handles.h"
 
 namespace foreshard {
 namespace {
 
 using Json = nlohmann::json;
 using Payloads = std::map<std::string, Pt2Payload, std::less<>>;
-
-struct ZipCloser {
-  void operator()(zip_t* zip) const { zip_discard(zip); }
-};
-struct ZipFileCloser {
-  void operator()(zip_file_t* file) const { zip_fclose(file); }
-};
-using Zip = std::unique_ptr<zip_t, ZipCloser>;
 
 Error payload_error(ErrorCode code, const std::string& file, std::string place, std::string message,
                     std::string expected, std::string got) {
@@ -169,7 +162,7 @@ Result<std::string> read_pt2_payload(const std::string& path, const std::string&
   };
   const Result<Zip> zip = open_zip(path);
   if (!zip) return fail(zip.error());
-  const std::unique_ptr<zip_file_t, ZipFileCloser> file(zip_fopen(zip->get(), member.c_str(), ZIP_FL_ENC_RAW));
+  const ZipFile file(zip_fopen(zip->get(), member.c_str(), ZIP_FL_ENC_RAW));
   if (!file) return bad("the member of the archive cannot be opened", "a readable member", zip_strerror(zip->get()));
   std::string data(static_cast<std::size_t>(bytes), '\0');
   std::size_t done = 0;

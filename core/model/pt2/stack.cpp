@@ -8,7 +8,7 @@ namespace {
 
 constexpr std::string_view kSelf = "L__self__";
 constexpr std::string_view kNoModule = "_empty_nn_module_stack_from_metadata_hook";
-constexpr std::size_t kLongest = 65'536;
+constexpr std::size_t kLongestStack = 65'536;
 
 /// Splits "name@2" into the name and 2; a name without a suffix is its first call.
 std::string_view without_call(std::string_view key, std::int32_t& call) {
@@ -74,7 +74,7 @@ bool take_numbered(std::string_view& text, Pt2Frame& frame) {
 }  // namespace
 
 bool parse_module_stack(std::string_view text, std::vector<Pt2Frame>& frames) {
-  if (text.size() > kLongest) return false;
+  if (text.size() > kLongestStack) return false;
   if (text.starts_with(kNoModule)) return true;  // symbols that the exporter made itself
   std::vector<Pt2Frame> found;
   while (!text.empty()) {

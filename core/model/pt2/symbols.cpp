@@ -6,7 +6,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kLongest = 16'384;
+constexpr std::size_t kLongestSymbol = 16'384;
 constexpr int kDeepest = 64;
 
 class Parser {
@@ -139,7 +139,7 @@ Number apply(std::string_view name, std::int64_t a, std::int64_t b) {
 }  // namespace
 
 std::optional<SymExpr> parse_sym_expr(std::string_view text) {
-  if (text.size() > kLongest) return std::nullopt;
+  if (text.size() > kLongestSymbol) return std::nullopt;
   return Parser(text).run();
 }
 

@@ -6,9 +6,6 @@
 namespace foreshard {
 namespace {
 
-const ModuleId kRoot(std::size_t{0});
-constexpr std::size_t kNoUnit = static_cast<std::size_t>(-1);
-
 bool flagged(const std::vector<bool>& flags, ModuleId module) {
   return module.index() < flags.size() && flags[module.index()];
 }

@@ -14,6 +14,12 @@
 
 namespace foreshard {
 
+/// The model itself: modules are listed from it on.
+inline const ModuleId kRoot(std::size_t{0});
+
+/// In a list of units by module or parameter: of none.
+inline constexpr std::size_t kNoUnit = static_cast<std::size_t>(-1);
+
 struct ModuleTree {
   std::vector<ModuleId> object_of;                         // by ModuleId
   std::vector<std::vector<ModuleId>> children;             // by object id: distinct child objects (named_children)

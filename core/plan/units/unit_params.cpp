@@ -11,8 +11,6 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kNoUnit = static_cast<std::size_t>(-1);
-
 /// One registered name of a parameter: the name, and the slot of the module object that holds it. Aliases of a module
 /// have names of their own but share the slots.
 struct NamedSlot {

@@ -15,8 +15,6 @@
 namespace foreshard {
 namespace {
 
-const ModuleId kRoot(std::size_t{0});
-
 /// Everything the selectors look at.
 struct Selector {
   const Model& model;

@@ -19,8 +19,6 @@
 namespace foreshard {
 namespace {
 
-const ModuleId kRoot(std::size_t{0});
-
 /// Ranks over which FSDP shards and replicates.
 std::int32_t data_ranks(const Job& job) { return static_cast<std::int32_t>(job.cluster.world_size / job.mesh.tensor); }
 

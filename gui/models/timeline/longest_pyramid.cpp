@@ -4,19 +4,19 @@
 
 namespace foreshard::gui {
 namespace {
-constexpr std::size_t kBase = 8;
+constexpr std::size_t kFanOut = 8;
 }
 
 LongestPyramid::LongestPyramid(std::span<const SimTime> start, std::span<const SimTime> end) {
   std::size_t below = start.size();
-  while (below > kBase) {
+  while (below > kFanOut) {
     const Level* source = levels_.empty() ? nullptr : &levels_.back();
     Level level;
-    level.slice.resize((below + kBase - 1) / kBase);
+    level.slice.resize((below + kFanOut - 1) / kFanOut);
     level.duration.resize(level.slice.size());
     for (std::size_t i = 0; i < level.slice.size(); ++i) {
       SimDuration longest = -1;
-      for (std::size_t k = i * kBase; k < std::min(below, (i + 1) * kBase); ++k) {
+      for (std::size_t k = i * kFanOut; k < std::min(below, (i + 1) * kFanOut); ++k) {
         const SimDuration duration = source ? source->duration[k] : end[k] - start[k];
         if (duration <= longest) continue;
         longest = duration;
@@ -43,14 +43,14 @@ std::size_t LongestPyramid::longest(std::span<const SimTime> start, std::span<co
   };
   // Climb while both ends stand inside a group; what sticks out is looked at one by one.
   for (std::size_t next = 0; first < last; level = &levels_[next++]) {
-    if (next >= levels_.size() || last - first < 2 * kBase) {
+    if (next >= levels_.size() || last - first < 2 * kFanOut) {
       for (std::size_t k = first; k < last; ++k) take(k);
       break;
     }
-    while (first % kBase != 0) take(first++);
-    while (last % kBase != 0) take(--last);
-    first /= kBase;
-    last /= kBase;
+    while (first % kFanOut != 0) take(first++);
+    while (last % kFanOut != 0) take(--last);
+    first /= kFanOut;
+    last /= kFanOut;
   }
   return best;
 }
@@ -69,11 +69,12 @@ std::vector<std::uint32_t> LongestPyramid::lasting(std::span<const SimTime> star
       if (level == 0)
         found.push_back(static_cast<std::uint32_t>(k));
       else
-        self(self, level - 1, stands / kBase, k * kBase, std::min(size_below(level, start.size()), (k + 1) * kBase));
+        self(self, level - 1, stands / kFanOut, k * kFanOut,
+             std::min(size_below(level, start.size()), (k + 1) * kFanOut));
     }
   };
   std::size_t stands = 1;
-  for (std::size_t level = 0; level < levels_.size(); ++level) stands *= kBase;
+  for (std::size_t level = 0; level < levels_.size(); ++level) stands *= kFanOut;
   visit(visit, levels_.size(), stands, 0, size_below(levels_.size() + 1, start.size()));
   return found;
 }

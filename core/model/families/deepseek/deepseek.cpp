@@ -125,7 +125,7 @@ void read_experts(ConfigReader& config, bool third, DeepseekConfig& c) {
   }
 }
 
-DeepseekConfig read_config(const FamilyInput& input, bool third) {
+DeepseekConfig read_deepseek_config(const FamilyInput& input, bool third) {
   ConfigReader& config = input.config;
   DeepseekConfig c;
   c.attention.prefix = third ? "DeepseekV3" : "DeepseekV2";
@@ -149,7 +149,7 @@ DeepseekConfig read_config(const FamilyInput& input, bool third) {
   return c;
 }
 
-struct LayerModules {
+struct DeepseekLayerModules {
   ModuleId block;
   LatentModules attention;
   GatedMlpModules mlp;  // the shared one where there are experts
@@ -159,12 +159,12 @@ struct LayerModules {
 };
 
 struct DeepseekModules : DecoderModules {
-  std::vector<LayerModules> layers;
+  std::vector<DeepseekLayerModules> layers;
 };
 
-LayerModules add_layer(ModelTree& tree, const DeepseekConfig& c, ModuleId list, std::int64_t index,
-                       const ProgramOptions& program) {
-  LayerModules m;
+DeepseekLayerModules add_layer(ModelTree& tree, const DeepseekConfig& c, ModuleId list, std::int64_t index,
+                               const ProgramOptions& program) {
+  DeepseekLayerModules m;
   const std::string mlp = c.prefix() + "MLP", norm = c.prefix() + "RMSNorm";
   m.block = tree.module(list, std::to_string(index), c.prefix() + "DecoderLayer", {"GradientCheckpointingLayer"});
   m.attention = add_latent_attention(tree, c.attention, m.block);
@@ -208,7 +208,7 @@ class DeepseekProgram {
     positions_ = positions;
   }
 
-  Tensor layer(const LayerModules& m, const Tensor& x) {
+  Tensor layer(const DeepseekLayerModules& m, const Tensor& x) {
     const bool complex = c_.attention.turn == LatentConfig::Turn::Complex;
     const Tensor& first = complex ? rotation_.complex : rotation_.halves.cos;
     w_.call(m.block, {&x, how_.mask, &positions_, &first, complex ? nullptr : &rotation_.halves.sin});
@@ -224,7 +224,7 @@ class DeepseekProgram {
   Tensor norm(const RmsNormModule& m, const Tensor& x) { return write_rms_norm(w_, m, x, c_.eps); }
 
  private:
-  Tensor mlp(const LayerModules& m, const Tensor& x) {
+  Tensor mlp(const DeepseekLayerModules& m, const Tensor& x) {
     if (!m.experts) return write_gated_mlp(w_, m.mlp, c_.activation, x);
     const Routing routing = write_grouped_router(w_, c_.router, m.router, x, m.experts->block);
     w_.enter(m.experts->block);
@@ -248,7 +248,7 @@ class DeepseekProgram {
 
 Result<Model> build_deepseek(const FamilyInput& input, std::string_view model_type) {
   const bool third = model_type == "deepseek_v3";
-  const DeepseekConfig c = read_config(input, third);
+  const DeepseekConfig c = read_deepseek_config(input, third);
   const LatentConfig& a = c.attention;
   const std::int64_t seq = choose_seq(input, c.max_positions, "max_position_embeddings");
   const std::int64_t width = std::max(
@@ -272,7 +272,7 @@ Result<Model> build_deepseek(const FamilyInput& input, std::string_view model_ty
   const std::optional<Tensor> mask = write_mask(w, input, tokens.mask, positions, 0);
   DeepseekProgram program(w, c, {*kernel, shape, mask ? &*mask : nullptr});
   program.rotary(m, positions);
-  for (const LayerModules& layer : m.layers) x = program.layer(layer, x);
+  for (const DeepseekLayerModules& layer : m.layers) x = program.layer(layer, x);
   x = program.norm(m.norm, x);
   finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
   model.parallel = decoder_plan({{"q_proj", "colwise"},  // NoParallel around what heads share

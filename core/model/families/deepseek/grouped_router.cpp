@@ -9,8 +9,6 @@ namespace {
 
 using Scoring = GroupedRouterConfig::Scoring;
 
-Arg number(std::int64_t n) { return Arg{n}; }
-
 struct Best {
   Tensor values, indices;
 };

@@ -2,7 +2,7 @@
 // TensorTransformations.cpp, Linear.cpp of PyTorch 2.11).
 #include <algorithm>
 
-#include "core/model/pt2/composite_call.h"
+#include "core/model/pt2/composites/composite_call.h"
 
 namespace foreshard::pt2 {
 namespace {
@@ -314,7 +314,7 @@ CompositeResults layer_norm(const Call& c) {
                   {{x->sizes, x->dtype}, {statistics, DType::Float32}, {statistics, DType::Float32}})[0]}};
 }
 
-constexpr CompositeRow kRows[] = {
+constexpr CompositeRow kShapesRows[] = {
     {"aten.positive.default", &itself},
     {"aten.resolve_conj.default", &itself},
     {"aten.resolve_neg.default", &itself},
@@ -366,6 +366,6 @@ constexpr CompositeRow kRows[] = {
 
 }  // namespace
 
-std::span<const CompositeRow> shape_composites() { return kRows; }
+std::span<const CompositeRow> shape_composites() { return kShapesRows; }
 
 }  // namespace foreshard::pt2

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <string_view>
 
-#include "core/model/pt2/composite_call.h"
+#include "core/model/pt2/composites/composite_call.h"
 
 namespace foreshard::pt2 {
 namespace {
@@ -234,7 +234,7 @@ CompositeResults step(const Call& c) {
   return Network(c, kCell).write_step();
 }
 
-constexpr CompositeRow kRows[] = {
+constexpr CompositeRow kRecurrentRows[] = {
     {"aten.lstm_cell.default", &step<Cell::Lstm>},     {"aten.gru_cell.default", &step<Cell::Gru>},
     {"aten.rnn_tanh_cell.default", &step<Cell::Tanh>}, {"aten.rnn_relu_cell.default", &step<Cell::Relu>},
     {"aten.lstm.input", &recurrent<Cell::Lstm>},       {"aten.gru.input", &recurrent<Cell::Gru>},
@@ -243,6 +243,6 @@ constexpr CompositeRow kRows[] = {
 
 }  // namespace
 
-std::span<const CompositeRow> recurrent_composites() { return kRows; }
+std::span<const CompositeRow> recurrent_composites() { return kRecurrentRows; }
 
 }  // namespace foreshard::pt2

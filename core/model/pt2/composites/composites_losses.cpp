@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numbers>
 
-#include "core/model/pt2/composite_call.h"
+#include "core/model/pt2/composites/composite_call.h"
 
 namespace foreshard::pt2 {
 namespace {
@@ -246,7 +246,7 @@ CompositeResults log_sigmoid(const Call& c) {
                          {{x->sizes, strides, x->dtype}, {buffer, c.on_gpu() ? Dims{1} : strides, x->dtype}})[0]}};
 }
 
-constexpr CompositeRow kRows[] = {
+constexpr CompositeRow kLossesRows[] = {
     {"aten.l1_loss.default", &l1_loss},
     {"aten.smooth_l1_loss.default", &smooth_l1_loss},
     {"aten.kl_div.default", &kl_div},
@@ -266,6 +266,6 @@ constexpr CompositeRow kRows[] = {
 
 }  // namespace
 
-std::span<const CompositeRow> loss_composites() { return kRows; }
+std::span<const CompositeRow> loss_composites() { return kLossesRows; }
 
 }  // namespace foreshard::pt2

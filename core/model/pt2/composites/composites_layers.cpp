@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/model/pt2/composite_call.h"
+#include "core/model/pt2/composites/composite_call.h"
 
 namespace foreshard::pt2 {
 namespace {
@@ -466,7 +466,7 @@ CompositeResults weight_norm(const Call& c) {
                                     {{v->sizes, v->dtype}, {g->sizes, half ? DType::Float32 : g->dtype}})[0]};
 }
 
-constexpr CompositeRow kRows[] = {
+constexpr CompositeRow kLayersRows[] = {
     {"aten._weight_norm.default", &weight_norm},
     {"aten.conv1d.default", &convolution},
     {"aten.conv2d.default", &convolution},
@@ -516,6 +516,6 @@ constexpr CompositeRow kRows[] = {
 
 }  // namespace
 
-std::span<const CompositeRow> layer_composites() { return kRows; }
+std::span<const CompositeRow> layer_composites() { return kLayersRows; }
 
 }  // namespace foreshard::pt2

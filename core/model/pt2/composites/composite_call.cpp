@@ -1,4 +1,4 @@
-#include "core/model/pt2/composite_call.h"
+#include "core/model/pt2/composites/composite_call.h"
 
 #include <algorithm>
 

@@ -1,4 +1,4 @@
-#include "core/model/pt2/composites.h"
+#include "core/model/pt2/composites/composites.h"
 
 #include <algorithm>
 #include <cmath>

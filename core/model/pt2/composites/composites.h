@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/model/pt2/composite_call.h"
+#include "core/model/pt2/composites/composite_call.h"
 
 namespace foreshard::pt2 {
 
