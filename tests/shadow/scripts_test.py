@@ -143,8 +143,8 @@ class Shadow(unittest.TestCase):
             answer, _ = self.watch("losses.py", "--fsdp", fsdp, "--loss", "clipped")
             self.assert_as_planned(answer)
             self.assertEqual(answer["differences"], [])
-        for more in ([], ["--teacher-first"]):
-            answer, job = self.watch("losses.py", "--teacher", "sharded", *more)
+        for fsdp, more in (("2", []), ("2", ["--teacher-first"]), ("1", []), ("1", ["--teacher-first"])):
+            answer, job = self.watch("losses.py", "--fsdp", fsdp, "--teacher", "sharded", *more)
             self.assert_as_planned(answer, reserved=0.1)
             self.assertEqual(answer["differences"], [])
             self.assertFalse(job["fsdp"]["wrap"]["root"])
