@@ -169,7 +169,7 @@ def _tensors(tree):
 def replaced_forwards(root) -> dict:
     """What stands in for a forward while the root runs, by the module's id: a trainer's method that is to run inside its wrappers."""
     found = {id(m): tensor_plan.inner_forward(m, m.__dict__["forward"]) for m in root.modules() if "forward" in m.__dict__}
-    return {key: forward for key, forward in found.items() if isinstance(forward, types.FunctionType)}
+    return {key: forward for key, forward in found.items() if isinstance(forward, (types.FunctionType, functools.partial))}
 
 
 def modes(root) -> dict:
@@ -251,7 +251,8 @@ class _Copier:
         if own_parts.exchanges() and isinstance(own, types.FunctionType) and tensor_plan.is_of_mesh(own):
             twin.__dict__["forward"] = self._rebound(own, 2)  # a style's, which exchanges by objects of its own
         elif id(module) in self._forwards:
-            self._replace_forward(twin, self._rebound(self._forwards[id(module)]))
+            own = self._forwards[id(module)]
+            self._replace_forward(twin, self._rebound(own) if isinstance(own, types.FunctionType) else self._counterpart(own))
         if "forward" not in twin.__dict__ or not own_parts.exchanges():
             expert_weights.placed(twin, self._experts.get(id(module), {}))
         if any(base.__name__ == "LightningModule" for base in type(module).__mro__):  # its trainer's records know no copies
@@ -306,6 +307,9 @@ class _Copier:
             return self.module(value)
         if isinstance(value, types.MethodType) and id(value.__self__) in self._known:
             return types.MethodType(value.__func__, self.module(value.__self__))
+        if isinstance(value, functools.partial):
+            args, kwargs = map(self._counterpart, value.args), {key: self._counterpart(each) for key, each in value.keywords.items()}
+            return functools.partial(self._counterpart(value.func), *args, **kwargs)
         return value
 
     def _plain(self, value, deep=1):
