@@ -18,7 +18,7 @@ OWN = frozenset(torch.nn.Module().__dict__)  # attributes that every module has
 
 def check_module(module: torch.nn.Module) -> list[str]:
     """What lies on the module already, in words; raises where capture cannot go on."""
-    notes = []
+    notes, hooked = [], []
     for name, child in module.named_modules():
         kind = type(child).__name__
         at = name or "the root module"
@@ -37,7 +37,10 @@ def check_module(module: torch.nn.Module) -> list[str]:
             for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         )
         if hooks:
-            notes.append(f"{at}: {hooks} hook(s) run with it and are captured with it")
+            hooked.append(at)
+    if hooked:
+        more = f" and {len(hooked) - 3} more modules" if len(hooked) > 3 else ""
+        notes.append(f"{', '.join(hooked[:3])}{more}: hooks run with them and are captured with them")
     devices: dict[str, str] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
