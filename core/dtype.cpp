@@ -14,7 +14,7 @@ struct DTypeRow {
   std::string_view alias;
 };
 
-constexpr std::array<DTypeRow, 13> kDTypes{{
+constexpr std::array<DTypeRow, kDTypeCount> kDTypes{{
     {DType::Float32, 4, true, "float32", "fp32", "f32"},
     {DType::Float64, 8, true, "float64", "fp64", "f64"},
     {DType::Float16, 2, true, "float16", "fp16", "f16"},
@@ -28,6 +28,7 @@ constexpr std::array<DTypeRow, 13> kDTypes{{
     {DType::Int64, 8, false, "int64", "int64", "i64"},
     {DType::Bool, 1, false, "bool", "bool", "b8"},
     {DType::Complex64, 8, true, "complex64", "c64", "c64"},
+    {DType::Complex128, 16, true, "complex128", "c128", "c128"},
 }};
 
 const DTypeRow& row(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype)]; }
@@ -36,6 +37,12 @@ const DTypeRow& row(DType dtype) { return kDTypes[static_cast<std::size_t>(dtype
 
 Bytes itemsize(DType dtype) { return row(dtype).size; }
 bool is_floating(DType dtype) { return row(dtype).floating; }
+bool is_complex(DType dtype) { return dtype == DType::Complex64 || dtype == DType::Complex128; }
+DType real_dtype(DType dtype) {
+  if (!is_complex(dtype)) return dtype;
+  return dtype == DType::Complex64 ? DType::Float32 : DType::Float64;
+}
+
 std::string_view dtype_name(DType dtype) { return row(dtype).name; }
 std::string_view dtype_short_name(DType dtype) { return row(dtype).short_name; }
 

@@ -1,6 +1,7 @@
 // Element types of tensors, by PyTorch's names.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string_view>
@@ -23,13 +24,22 @@ enum class DType : std::uint8_t {
   Int64,
   Bool,
   Complex64,
+  Complex128,
 };
+
+constexpr std::size_t kDTypeCount = static_cast<std::size_t>(DType::Complex128) + 1;
 
 /// Bytes of one element.
 Bytes itemsize(DType dtype);
 
-/// True for the types that can carry a gradient (Float*, BFloat16, Complex64).
+/// True for the types that can carry a gradient (Float*, BFloat16, Complex*).
 bool is_floating(DType dtype);
+
+/// True for pairs of a real and an imaginary part.
+bool is_complex(DType dtype);
+
+/// The type of the parts of complex numbers; of others themselves.
+DType real_dtype(DType dtype);
 
 /// PyTorch's long name without the `torch.` prefix: "float32", "bfloat16", "int64", "bool".
 std::string_view dtype_name(DType dtype);

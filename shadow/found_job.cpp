@@ -191,7 +191,7 @@ class Finder {
              "the root module is no unit: fully_shard was not called on it, so its own parameters are whole on every "
              "rank");
     }
-    fsdp.wrap.root = setting_.roots == 1 || fsdp.runtime == Runtime::Fsdp1;
+    fsdp.wrap.root = setting_.roots == 1;
     fsdp.wrap.policy = inner.empty() ? WrapPolicyKind::None : WrapPolicyKind::Units;
     for (const FoundUnit* unit : inner) fsdp.wrap.units.push_back(unit->modules);
     const auto& most = inner.empty() ? all : inner;

@@ -336,7 +336,7 @@ void add_wrap_and_precision(TableMaker& t) {
       [](const Job& job) { return wrap_units_text(job.fsdp.wrap.units); },
       "units; fsdp2: a list inside the list groups modules");
   t.boolean("fsdp.wrap.root", FORESHARD_FIELD(fsdp.wrap.root),
-            "fsdp2; false: the root is no unit, the outermost units are roots of FSDP's each by itself");
+            "false: the root is no unit, the outermost units are roots of FSDP's each by itself");
   t.dtype("fsdp.mixed_precision.param", "none", FORESHARD_FIELD(fsdp.mixed_precision.param),
           "compute dtype; none = keep");
   t.dtype("fsdp.mixed_precision.reduce", "none", FORESHARD_FIELD(fsdp.mixed_precision.reduce),

@@ -33,7 +33,8 @@ constexpr auto kConditions = std::to_array<Condition>({
     {"checkpointing.save", [](const Job& job) { return job.checkpointing.policy == CheckpointPolicy::Ops; }},
     {"checkpointing.reentrant", [](const Job& job) { return job.checkpointing.policy != CheckpointPolicy::None; }},
     {"checkpointing.placement", [](const Job& job) { return job.checkpointing.policy != CheckpointPolicy::None; }},
-    {"fsdp.wrap.root", [](const Job& job) { return has_fsdp2_layouts(job.fsdp.runtime); }},
+    {"fsdp.wrap.root",
+     [](const Job& job) { return job.fsdp.runtime == Runtime::Fsdp1 || has_fsdp2_layouts(job.fsdp.runtime); }},
     {"fsdp.wrap.classes", [](const Job& job) { return wraps_by(job, {WrapPolicyKind::ModuleClass}); }},
     {"fsdp.wrap.min_num_params",
      [](const Job& job) {

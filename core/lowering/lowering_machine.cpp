@@ -148,9 +148,15 @@ Ref& Machine::param(ParamId id, std::int32_t use) {
   const auto at = params_.find({storage.value, use});
   if (at != params_.end()) return at->second;
   const ParamInfo& info = model_.params[storage.index()];
-  const DType dtype = is_floating(info.dtype) && !own_dtypes_ ? model_.compute_dtype : info.dtype;
+  const DType dtype = computed_dtype(info);
   set_param(storage, contiguous_layout(dims_of(info.shape), dtype), use);
   return params_.at({storage.value, use});
+}
+
+DType Machine::computed_dtype(const ParamInfo& info) const {
+  if (!is_floating(info.dtype)) return info.dtype;
+  if (info.gathered && is_floating(*info.gathered) && itemsize(*info.gathered) > 1) return *info.gathered;
+  return own_dtypes_ ? info.dtype : model_.compute_dtype;
 }
 
 void Machine::set_param(ParamId storage, const Layout& layout, std::int32_t use) {

@@ -64,7 +64,7 @@ std::vector<Extent> extents_from(const nlohmann::json& fields) {
 }
 
 DType dtype_of(const at::Tensor& tensor) {
-  for (int value = 0; value <= static_cast<int>(DType::Complex64); ++value) {
+  for (std::size_t value = 0; value < kDTypeCount; ++value) {
     if (scalar_type_of(static_cast<DType>(value)) == tensor.scalar_type()) return static_cast<DType>(value);
   }
   return DType::Float32;

@@ -46,6 +46,7 @@ std::optional<DType> dtype_of(std::string_view word) {
   if (word == "F8_E4M3") return DType::Float8E4M3;
   if (word == "F8_E5M2") return DType::Float8E5M2;
   if (word == "C64") return DType::Complex64;
+  if (word == "C128") return DType::Complex128;
   return std::nullopt;
 }
 

@@ -22,6 +22,7 @@ std::string_view safetensors_dtype(DType dtype) {
     case DType::Int64: return "I64";
     case DType::Bool: return "BOOL";
     case DType::Complex64: return "C64";
+    case DType::Complex128: return "C128";
   }
   FORESHARD_CHECK(false, "an element type without a name in safetensors");
 }

@@ -38,7 +38,7 @@ std::int64_t ranks_of(const Group& group) { return group == nullptr ? 1 : group-
 std::int64_t place_in(const Group& group) { return group == nullptr ? 0 : group->rank(); }
 
 DType dtype_of(const at::Tensor& tensor) {
-  for (int value = 0; value <= static_cast<int>(DType::Complex64); ++value) {
+  for (std::size_t value = 0; value < kDTypeCount; ++value) {
     if (scalar_type_of(static_cast<DType>(value)) == tensor.scalar_type()) return static_cast<DType>(value);
   }
   throw std::runtime_error("ranks cannot meet over tensors of this type");

@@ -197,7 +197,7 @@ at::Tensor make_input(const OperatorTensor& tensor, c10::Device device) {
 
 DType dtype_of(at::ScalarType type) {
   for (const DType dtype : {DType::Float32, DType::Float64, DType::BFloat16, DType::Float16, DType::Int64, DType::Int32,
-                            DType::Int16, DType::Int8, DType::UInt8, DType::Bool, DType::Complex64})
+                            DType::Int16, DType::Int8, DType::UInt8, DType::Bool, DType::Complex64, DType::Complex128})
     if (scalar_type_of(dtype) == type) return dtype;
   return DType::Float32;
 }

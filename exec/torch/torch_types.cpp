@@ -22,6 +22,7 @@ at::ScalarType scalar_type_of(DType dtype) {
     case DType::Int64: return at::kLong;
     case DType::Bool: return at::kBool;
     case DType::Complex64: return at::kComplexFloat;
+    case DType::Complex128: return at::kComplexDouble;
   }
   FORESHARD_CHECK(false, "an element type without a name in LibTorch");
 }

@@ -406,6 +406,38 @@ class Programs(unittest.TestCase):
         model = capture(layer, torch.empty(2, 16, 64), loss=scalar, mixed_precision={"param": "bfloat16"})
         self.assertEqual(len(ops(model, "flash_attention")), 1)
 
+    def test_parameters_of_several_dtypes_that_fsdp_casts(self):
+        class Both(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.then = nn.Linear(6, 6).bfloat16(), nn.Linear(6, 6)
+
+            def forward(self, x):
+                return self.then(self.first(x.to(self.first.weight.dtype)).to(self.then.weight.dtype))
+
+        cast = capture(Both(), torch.empty(3, 6), loss=scalar, mixed_precision={"param": "bfloat16"}).document
+        self.assertTrue(cast["params_cast"])
+        self.assertEqual([row["dtype"] for row in cast["params"]], ["bfloat16"] * 2 + ["float32"] * 2)
+        self.assertNotIn("params_cast", capture(Both(), torch.empty(3, 6), loss=scalar).document)
+
+    def test_parts_of_a_model_have_dtypes_of_their_own(self):
+        """Several roots of FSDP's: each casts what comes in, the whole nothing."""
+
+        class Both(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.policy, self.reference = Two(), Two()
+
+            def forward(self, x):
+                return self.policy(x) + self.reference(x)
+
+        parts = {"policy": ("bfloat16", None), "reference": (None, None)}
+        model = capture(Both(), torch.empty(3, 6), loss=scalar,
+                        mixed_precision={"param": "bfloat16", "root": False, "units": ["policy", "reference"], "parts": parts})  # fmt: skip
+        self.assertEqual({row["fqn"].split(".")[0]: row.get("gathered") for row in model.document["params"]}, {"policy": None, "reference": "float32"})
+        dtypes = {op["module"].split(".")[0]: op["out"][0]["dtype"] for op in ops(model, "addmm")}
+        self.assertEqual(dtypes, {"policy": "bfloat16", "reference": "float32"})
+
     def test_type_as_does_what_it_will_do(self):
         class Norm(nn.Module):
             def __init__(self):

@@ -8,13 +8,12 @@
 namespace foreshard {
 namespace {
 
-constexpr std::size_t kDTypes = static_cast<std::size_t>(DType::Complex64) + 1;
 constexpr std::int64_t kTileM = 128, kTileN = 128;  // output tile of one thread block of a GEMM
 
 /// 10^12 per second is 10^3 per nanosecond. A dtype that the profile does not name runs at float32's rate.
 std::vector<double> per_ns(const std::map<DType, double>& rates, double otherwise) {
   const auto fp32 = rates.find(DType::Float32);
-  std::vector<double> table(kDTypes, (fp32 != rates.end() ? fp32->second : otherwise) * 1e3);
+  std::vector<double> table(kDTypeCount, (fp32 != rates.end() ? fp32->second : otherwise) * 1e3);
   for (const auto& [dtype, rate] : rates) table[static_cast<std::size_t>(dtype)] = rate * 1e3;
   return table;
 }
@@ -72,7 +71,7 @@ KernelCost::KernelCost(const HardwareProfile& profile)
       sm_count_(std::max(profile.sm_count, 1)),
       tf32_(tf32_gemm_tflops(profile) * 1e3),
       tf32_peak_(std::max(lookup(profile.extra, kTf32Peak, 0) * 1e3, tf32_)),
-      names_(kDTypes, false),
+      names_(kDTypeCount, false),
       gemm_(per_ns(profile.gemm_tflops, 1.0)),
       peak_(per_ns(profile.peak_tflops, 1.0)),
       vector_(per_ns(profile.vector_tflops.empty() ? profile.peak_tflops : profile.vector_tflops, 1.0)) {

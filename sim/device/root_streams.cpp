@@ -9,11 +9,17 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array kHighPriority{Stream::C, Stream::A, Stream::S};  // in the order in which a root makes them
+constexpr std::size_t kMade = 3;  // of one priority, in the order in which a root makes them:
+constexpr std::array<Stream, kMade> kOfFsdp1{Stream::U, Stream::G, Stream::Q};
+constexpr std::array<Stream, kMade> kOfFsdp2{Stream::C, Stream::A, Stream::S};
 constexpr std::size_t kPoolStreams = 32;                              // torch's, of one priority
 constexpr std::size_t kFirstHigh = kStreamCount;
-constexpr std::size_t kFirstUsual = kFirstHigh + kPoolStreams - kHighPriority.size();
+constexpr std::size_t kFirstUsual = kFirstHigh + kPoolStreams - kMade;
 constexpr std::size_t kUsual = 1 + kPlayedStreams - kFirstUsual;  // fewer than torch's: there are no more numbers
+
+const std::array<Stream, kMade>& letters_of(Runtime runtime) {
+  return runtime == Runtime::Fsdp1 ? kOfFsdp1 : kOfFsdp2;
+}
 
 bool is_of_roots(Stream stream) { return stream_of_root(stream, 1) != stream; }
 
@@ -44,25 +50,24 @@ Stream stream_of_root(Stream letter, std::size_t root) {
     const std::size_t place = root % kUsual;
     return place == 0 ? letter : static_cast<Stream>(kFirstUsual + place - 1);
   }
-  const auto* const at = std::find(kHighPriority.begin(), kHighPriority.end(), letter);
-  if (at == kHighPriority.end()) return letter;
-  const std::size_t place =
-      (root * kHighPriority.size() + static_cast<std::size_t>(at - kHighPriority.begin())) % kPoolStreams;
-  return place < kHighPriority.size() ? kHighPriority[place]
-                                      : static_cast<Stream>(kFirstHigh + place - kHighPriority.size());
+  const bool fsdp1 = std::find(kOfFsdp1.begin(), kOfFsdp1.end(), letter) != kOfFsdp1.end();
+  const std::array<Stream, kMade>& letters = fsdp1 ? kOfFsdp1 : kOfFsdp2;
+  const auto* const at = std::find(letters.begin(), letters.end(), letter);
+  if (at == letters.end()) return letter;
+  const std::size_t place = (root * kMade + static_cast<std::size_t>(at - letters.begin())) % kPoolStreams;
+  return place < kMade ? letters[place] : static_cast<Stream>(kFirstHigh + place - kMade);
 }
 
-std::string played_stream_name(Stream stream) {
+std::string played_stream_name(Stream stream, Runtime runtime) {
   const auto place = static_cast<std::size_t>(stream);
   if (place < kStreamCount) return std::string(stream_name(stream));
   if (place >= kFirstUsual) return "H" + std::to_string(place - kFirstUsual + 2);
-  const std::size_t high = place - kFirstHigh + kHighPriority.size();
-  return std::string(stream_name(kHighPriority[high % kHighPriority.size()])) +
-         std::to_string(high / kHighPriority.size() + 1);
+  const std::size_t high = place - kFirstHigh + kMade;
+  return std::string(stream_name(letters_of(runtime)[high % kMade])) + std::to_string(high / kMade + 1);
 }
 
 std::optional<Plan> with_root_streams(const Plan& plan, const Model& model, const Job& job) {
-  if (plan.runtime != Runtime::Fsdp2 || job.fsdp.wrap.root) return std::nullopt;
+  if ((plan.runtime != Runtime::Fsdp1 && plan.runtime != Runtime::Fsdp2) || job.fsdp.wrap.root) return std::nullopt;
   const std::vector<std::size_t> places = places_of_roots(plan, root_of_units(model, plan));
   const std::size_t last = places.empty() ? 0 : *std::max_element(places.begin(), places.end());
   if (last == 0) return std::nullopt;

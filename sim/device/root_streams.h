@@ -1,8 +1,8 @@
-// The streams of a simulated device: the plan's letters, and behind them those that further roots of fsdp2 have for
-// themselves.
+// The streams of a simulated device: the plan's letters, and behind them those that further roots have for themselves.
 //
 // A plan names streams by letter; where several roots take part, a letter means the stream of the unit's own root
-// (FSDPCommContext.lazy_init: copy-in, all-gather and reduce-scatter of high priority, all-reduce of the usual one).
+// (FSDPCommContext.lazy_init: copy-in, all-gather and reduce-scatter of high priority, all-reduce of the usual one;
+// fsdp1's _init_streams: unshard, post-backward and pre-unshard of one priority, all-reduce of the usual one).
 // torch gives streams out round, 32 of each priority (c10/cuda/CUDAStream.cpp): from the eleventh root on they are
 // another's. A Stream beyond kStreamCount is such a one; only what plays a plan meets it.
 #pragma once
@@ -24,8 +24,8 @@ inline constexpr std::size_t kPlayedStreams = 64;
 /// as all have of the streams that roots share.
 Stream stream_of_root(Stream letter, std::size_t root);
 
-/// "C", and "C2" of the second root.
-std::string played_stream_name(Stream stream);
+/// "C", and "C2" of the second root; fsdp1: "U2".
+std::string played_stream_name(Stream stream, Runtime runtime);
 
 /// The plan with the streams of its units' roots, roots counted in the order in which they first use one; nullopt where
 /// there is one root, or one set of streams for all.

@@ -12,7 +12,7 @@ namespace foreshard {
 namespace {
 
 /// M5: mixed precision casts what torch.is_floating_point is true of, which complex numbers are not.
-bool is_cast(DType dtype) { return is_floating(dtype) && dtype != DType::Complex64; }
+bool is_cast(DType dtype) { return is_floating(dtype) && !is_complex(dtype); }
 
 constexpr int kCompute = static_cast<int>(Stream::D);
 

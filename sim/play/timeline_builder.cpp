@@ -38,7 +38,7 @@ std::vector<Lane> make_lanes(const Plan& plan, const Device& device, std::array<
     if (!used[s]) continue;
     lane_of[s] = LaneId(lanes.size());
     const std::int32_t priority = info == plan.streams.end() ? 0 : info->priority;
-    lanes.push_back({plan.rank, played_stream_name(static_cast<Stream>(s)), priority});
+    lanes.push_back({plan.rank, played_stream_name(static_cast<Stream>(s), plan.runtime), priority});
   }
   return lanes;
 }

@@ -143,12 +143,21 @@ class Shadow(unittest.TestCase):
             answer, _ = self.watch("losses.py", "--fsdp", fsdp, "--loss", "clipped")
             self.assert_as_planned(answer)
             self.assertEqual(answer["differences"], [])
-        for more in ([], ["--teacher-first"]):
-            answer, job = self.watch("losses.py", "--teacher", "sharded", *more)
+        for fsdp, more in (("2", []), ("2", ["--teacher-first"]), ("1", []), ("1", ["--teacher-first"])):
+            answer, job = self.watch("losses.py", "--fsdp", fsdp, "--teacher", "sharded", *more)
             self.assert_as_planned(answer, reserved=0.1)
             self.assertEqual(answer["differences"], [])
             self.assertFalse(job["fsdp"]["wrap"]["root"])
             self.assertIn("teacher.blocks.0", job["fsdp"]["wrap"]["units"])
+
+    def test_what_models_carry_beside_their_parameters(self):
+        """Tables on the host, norms of weights, forwards by partial, places for features; a frozen encoder in another dtype."""
+        for words in (["table"], ["norms"], ["partial"], ["rows"], ["encoder", "fsdp1"], ["partial", "rows", "fsdp1"]):
+            with self.subTest(words):
+                answer, _ = self.watch("carried.py", *words)
+                self.assert_as_planned(answer, within=0.002)
+                self.assertEqual(answer["differences"], [])
+                self.assertFalse(any("stands" in note for note in answer["notes"]), answer["notes"])
 
     def test_models_that_train_in_evaluation_mode(self):
         """As they come from a hub: no dropout; and an evaluation with gradients that comes first is none of their steps."""

@@ -10,7 +10,7 @@ using Grads = std::vector<Ref>;
 /// other.conj(): products do not take it lazily, so that they copy a complex tensor first (ATen's conjugate fallback).
 Ref conjugated(Emitter& e, const Ref& other) {
   const Layout layout = e.layout(other);
-  if (layout.dtype != DType::Complex64) return {};
+  if (!is_complex(layout.dtype)) return {};
   return e.tape().make_bytes(layout.bytes(), SlotCategory::Temporary);
 }
 

@@ -368,9 +368,9 @@ class Formula {
 
   Ref half(const Ref& ref) {
     Layout layout = e_.layout(ref);
-    if (layout.dtype != DType::Complex64) return ref;
+    if (!is_complex(layout.dtype)) return ref;
     for (std::int32_t i = 0; i < layout.sizes.n; ++i) layout.strides[i] *= 2;
-    layout.dtype = DType::Float32;
+    layout.dtype = real_dtype(layout.dtype);
     return e_.tape().alias(ref, layout);
   }
 

@@ -280,7 +280,7 @@ Result<Model> model_from_pt2_program(const Pt2Program& archive, const std::strin
     cast = with_mixed_precision(archive, *program.compute_dtype, program.buffer_dtype);
     model.compute_dtype = *program.compute_dtype;
     for (BufferInfo& buffer : model.buffers)
-      if (program.buffer_dtype && is_floating(buffer.dtype) && buffer.dtype != DType::Complex64)
+      if (program.buffer_dtype && is_floating(buffer.dtype) && !is_complex(buffer.dtype))
         buffer.dtype = *program.buffer_dtype;  // FSDP1 asks is_floating_point, which complex numbers are not
   }
   if (Result<void> written = write_pt2_ops(cast ? *cast : archive, archive, file, *tree, *symbols, program, model);

@@ -25,7 +25,7 @@ Error payload_error(ErrorCode code, const std::string& file, std::string place, 
 
 /// The archive's own numbers (spec of the format, section 1), not c10's.
 std::optional<DType> dtype_of(const Json& value) {
-  constexpr std::array<std::pair<int, DType>, 13> kKnown{{{1, DType::UInt8},
+  constexpr std::array<std::pair<int, DType>, 14> kKnown{{{1, DType::UInt8},
                                                           {2, DType::Int8},
                                                           {3, DType::Int16},
                                                           {4, DType::Int32},
@@ -34,6 +34,7 @@ std::optional<DType> dtype_of(const Json& value) {
                                                           {7, DType::Float32},
                                                           {8, DType::Float64},
                                                           {10, DType::Complex64},
+                                                          {11, DType::Complex128},
                                                           {12, DType::Bool},
                                                           {13, DType::BFloat16},
                                                           {29, DType::Float8E4M3},

@@ -364,10 +364,10 @@ Pt2Program with_mixed_precision(const Pt2Program& program, DType low, std::optio
     const auto tensor = root.tensors.find(spec.arg);
     if (tensor == root.tensors.end() || !is_floating(tensor->second.dtype)) continue;
     const bool param = spec.kind == Pt2InputSpec::Kind::Parameter;
-    if ((param || spec.kind == Pt2InputSpec::Kind::User) && tensor->second.dtype != DType::Complex64) {
+    if ((param || spec.kind == Pt2InputSpec::Kind::User) && !is_complex(tensor->second.dtype)) {
       given[spec.arg] = low;
     } else {
-      given[spec.arg] = spec.kind == Pt2InputSpec::Kind::Buffer && tensor->second.dtype != DType::Complex64
+      given[spec.arg] = spec.kind == Pt2InputSpec::Kind::Buffer && !is_complex(tensor->second.dtype)
                             ? buffer.value_or(tensor->second.dtype)
                             : tensor->second.dtype;
     }

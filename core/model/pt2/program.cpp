@@ -212,10 +212,11 @@ class ProgramReader {
     if (!fields_.integer(in, number)) return false;
     // The archive's own numbers, not c10's.
     static constexpr std::pair<int, DType> kKnown[] = {
-        {1, DType::UInt8},       {2, DType::Int8},        {3, DType::Int16},       {4, DType::Int32},
-        {5, DType::Int64},       {6, DType::Float16},     {7, DType::Float32},     {8, DType::Float64},
-        {10, DType::Complex64},  {12, DType::Bool},       {13, DType::BFloat16},   {28, DType::Int16},
-        {29, DType::Float8E4M3}, {30, DType::Float8E5M2}, {31, DType::Float8E4M3}, {32, DType::Float8E5M2}};
+        {1, DType::UInt8},      {2, DType::Int8},        {3, DType::Int16},       {4, DType::Int32},
+        {5, DType::Int64},      {6, DType::Float16},     {7, DType::Float32},     {8, DType::Float64},
+        {10, DType::Complex64}, {11, DType::Complex128}, {12, DType::Bool},       {13, DType::BFloat16},
+        {28, DType::Int16},     {29, DType::Float8E4M3}, {30, DType::Float8E5M2}, {31, DType::Float8E4M3},
+        {32, DType::Float8E5M2}};
     for (const auto& [known, value] : kKnown) {
       if (known == number) return dtype = value, true;
     }

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cmath>
 #include <deque>
+#include <map>
 #include <set>
+#include <vector>
 
 #include "core/plan/checks/check_parts.h"
 #include "core/plan/form/plan_writer.h"
@@ -111,13 +113,15 @@ Verdict check_limiter(const Plan& plan) {
     verdict.undecided = "the limiter is fsdp1's";
     return verdict;
   }
-  std::deque<EventId> queue;
+  const std::vector<UnitId> root_of = roots_by_name(plan);
+  std::map<UnitId, std::deque<EventId>> queues;  // by root
   std::int64_t id = 0, pops = 0, pushes = 0, checks = 0;
   StreamClocks clocks;
   for (const PlanIteration& iteration : plan.iterations) {
     for (std::size_t k = 0; k < iteration.instructions.size(); ++k) {
       const Instruction& i = iteration.instructions[k];
       clocks.apply(i, id + 1);
+      std::deque<EventId>& queue = queues[i.unit.valid() ? root_of[i.unit.index()] : UnitId(0)];
       if (i.kind == InstructionKind::LimiterPush) {
         ++pushes;
         queue.push_back(i.event);
@@ -147,9 +151,11 @@ Verdict check_limiter(const Plan& plan) {
       }
       ++id;
     }
-    if (!std::equal(queue.begin(), queue.end(), iteration.limiter_queue.begin(), iteration.limiter_queue.end())) {
+    std::vector<EventId> queued;
+    for (const auto& [root, queue] : queues) queued.insert(queued.end(), queue.begin(), queue.end());
+    if (queued != iteration.limiter_queue) {
       verdict.finding.wrong(fmt::format("iteration {} ends with {} events queued, its state says {}", iteration.index,
-                                        queue.size(), iteration.limiter_queue.size()));
+                                        queued.size(), iteration.limiter_queue.size()));
     }
   }
   verdict.note = fmt::format("{} checks, {} pops, {} events queued", checks, pops, pushes);

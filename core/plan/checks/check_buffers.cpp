@@ -7,6 +7,7 @@
 #include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "core/plan/checks/check_parts.h"
 #include "core/plan/form/plan_writer.h"
@@ -81,6 +82,14 @@ bool may_stay_gathered(const Plan& plan, UnitId unit) {
   return std::any_of(plan.traps.begin(), plan.traps.end(), [](const Trap& trap) { return trap.number == 4; });
 }
 
+/// S2, R15: one of several roots keeps its own parameters until its final callback, which without a backward never
+/// comes.
+bool stays_without_backward(const PlanIteration& iteration, const std::vector<UnitId>& root_of, UnitId unit) {
+  if (unit.value == 0 || root_of[unit.index()] != unit) return false;
+  return std::none_of(iteration.instructions.begin(), iteration.instructions.end(),
+                      [&](const Instruction& i) { return i.phase == Phase::Final && i.unit == unit; });
+}
+
 }  // namespace
 
 /// V2: allocations and frees balance; after a synchronised iteration no full buffer of a sharded unit is alive.
@@ -88,6 +97,7 @@ Verdict check_buffers_balance(const Plan& plan) {
   Verdict verdict;
   LiveBuffers alive;
   std::int64_t id = 0, allocs = 0, frees = 0;
+  const std::vector<UnitId> root_of = roots_by_name(plan);
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& i : iteration.instructions) {
       if (is_tracked(i.buffer.what) && is_alloc(i)) {
@@ -111,7 +121,9 @@ Verdict check_buffers_balance(const Plan& plan) {
     for (const auto& [key, at] : alive.sorted()) {
       const auto& [what, unit, param, instance] = key;
       const bool full = what == BufferWhat::Full && unit.valid() && is_sharded(plan.units[unit.index()]);
-      if ((full && !may_stay_gathered(plan, unit)) || is_left_over(plan, what, unit)) {
+      const bool stays =
+          full && (may_stay_gathered(plan, unit) || stays_without_backward(iteration, root_of, unit));
+      if ((full && !stays) || is_left_over(plan, what, unit)) {
         verdict.finding.wrong(fmt::format("{} of #{} is alive at the end of iteration {}",
                                           buffer_name(plan, {what, unit, param}), at, iteration.index));
       }

@@ -144,11 +144,13 @@ bool is_root_wait(const Instruction& i, Stream stream) {
 }
 
 bool has_roots_inside(const Plan& plan) {
-  if (plan.runtime != Runtime::Fsdp2 || plan.units.empty() || !plan.units.front().params.empty()) return false;
+  const bool fsdp1 = plan.runtime == Runtime::Fsdp1;
+  if (!fsdp1 && plan.runtime != Runtime::Fsdp2) return false;
+  if (plan.units.empty() || !plan.units.front().params.empty()) return false;
   bool inside = false;
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& i : iteration.instructions) {
-      if (!is_root_wait(i, Stream::C)) continue;
+      if (!is_root_wait(i, fsdp1 ? Stream::U : Stream::C)) continue;
       if (i.unit.value <= 0) return false;
       inside = true;
     }
@@ -178,7 +180,7 @@ bool is_sharded(const PlanUnit& unit) {
 bool keeps_after_forward(const Plan& plan, UnitId id) {
   const PlanUnit& unit = plan.units[id.index()];
   if (has_fsdp2_layouts(plan.runtime)) return unit.reshard_after_forward.kind == ReshardAfterForward::Kind::False;
-  if (id.value == 0) return true;  // S2: the root stays
+  if (roots_by_name(plan)[id.index()] == id) return true;  // S2: a root stays
   return unit.strategy == Strategy::ShardGradOp || unit.strategy == Strategy::HybridShardZero2;
 }
 

@@ -60,7 +60,7 @@ bool is_plain_training(const PlanIteration& iteration);
 bool holds_gradients(const PlanIteration& iteration);
 /// A root forward's wait of the stream for compute.
 bool is_root_wait(const Instruction& instruction, Stream stream);
-/// fsdp2: the model's root is no unit, units inside it are roots (fsdp.wrap.root = false).
+/// The model's root is no unit, units inside it are roots (fsdp.wrap.root = false).
 bool has_roots_inside(const Plan& plan);
 /// By unit: its root, whose context it shares; units are inside others by their names.
 std::vector<UnitId> roots_by_name(const Plan& plan);

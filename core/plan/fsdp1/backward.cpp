@@ -46,11 +46,12 @@ void Backward::run(const std::vector<Tensor>& outputs) {
 
 autograd::PassId Backward::run_pass(const std::vector<Edge>& roots) {
   const autograd::PassId pass = run_.autograd.begin_pass(roots, Stream::D);
-  final_queued_.push_back(false);
+  final_queued_.emplace_back();
   pass_serials_.push_back(++pass_serial_);
   if (pass_serials_.size() == 1) first_names_.clear();
   for (NodeIndex node = run_.autograd.next(pass, actions_); node != kNoNode;
        node = run_.autograd.next(pass, actions_)) {
+    acting_ = unit_of_node(node);
     emit_actions();
     run_node(pass, node);
     if (run_.failed()) break;
@@ -61,11 +62,34 @@ autograd::PassId Backward::run_pass(const std::vector<Edge>& roots) {
 // R26: the caller waits for the streams of accumulation nodes; then the callbacks that hooks have queued.
 void Backward::finish_pass(autograd::PassId pass) {
   run_.autograd.end_pass(pass, Stream::D, actions_);
-  emit_actions();
-  const bool queued = final_queued_.back();
+  emit_end_of_pass();
+  const std::vector<UnitId> queued = std::move(final_queued_.back());
   final_queued_.pop_back();
   pass_serials_.pop_back();
-  if (queued) final_callback();
+  for (const UnitId root : queued) final_callback(run_.units[root.index()]);
+}
+
+/// The streams of leaves are waited for by root.
+void Backward::emit_end_of_pass() {
+  const std::vector<autograd::Action> waits = actions_;
+  std::vector<UnitId> roots = run_.root_is_unit ? std::vector<UnitId>{} : final_queued_.back();
+  if (roots.empty()) roots.emplace_back();
+  for (const UnitId root : roots) {
+    acting_ = root;
+    actions_ = waits;
+    emit_actions();
+  }
+  acting_ = {};
+}
+
+UnitId Backward::unit_of_node(NodeIndex node) const {
+  const std::int32_t data = run_.autograd.data(node);
+  switch (run_.autograd.kind(node)) {
+    case kView: return UnitId(data >> kPieceBits);
+    case kSplit:
+    case kAccumulate: return UnitId(data);
+    default: return {};
+  }
 }
 
 void Backward::run_node(autograd::PassId pass, NodeIndex node) {
@@ -314,10 +338,10 @@ void Backward::accumulate_ignored(ParamId param) {
 void Backward::pre_backward(UnitState& u) {
   if (u.has_handle && u.ran_pre_backward) return;
   out_.enter(Phase::PreBackward, u);
-  if (u.is_root && !run_.callback_queued) {
-    run_.callback_queued = true;
-    final_queued_.back() = true;
-    gradients_.reset_flags();
+  if (u.is_root && !run_.order_of(u).callback_queued) {
+    run_.order_of(u).callback_queued = true;
+    final_queued_.back().push_back(u.id);
+    gradients_.reset_flags(u);
   } else if (u.has_handle && u.busy) {
     run_.fail("ValueError", "pre-backward of unit \"" + u.unit->name + "\" while it is in forward or backward (T1)");
     return;
@@ -369,23 +393,25 @@ void Backward::finish_unit(UnitState& u) {
 }
 
 // R13, R15
-void Backward::final_callback() {
-  out_.enter(Phase::Final, run_.root());
-  run_.post_order_at_final = run_.post_order;
-  run_.final_ran = true;
+void Backward::final_callback(UnitState& root) {
+  RootOrder& order = run_.order_of(root);
+  out_.enter(Phase::Final, root);
+  order.post_order_at_final = order.post_order;
+  order.final_ran = true;
   if (run_.sync) {
-    out_.wait_stream(Stream::D, Stream::G);
+    out_.wait_stream(Stream::D, Stream::G, root);
     // PyTorch compares stream objects by identity: without hybrid this wait is void.
-    out_.wait_stream(Stream::D, run_.plan.streams.size() > 3 ? Stream::H : Stream::D);
+    out_.wait_stream(Stream::D, run_.plan.streams.size() > 3 ? Stream::H : Stream::D, root);
     if (run_.job.fsdp.cpu_offload) {
       Instruction& i = out_.emit(InstructionKind::HostWait, Stream::Host);
       i.other = Stream::D;
     }
   }
-  ++run_.order_iteration;
-  run_.post_order.clear();
-  for (UnitState& u : run_.units) finish_unit(u);
-  run_.callback_queued = false;
+  ++order.iteration;
+  order.post_order.clear();
+  for (UnitState& u : run_.units)
+    if (run_.is_of_root(u, root)) finish_unit(u);
+  order.callback_queued = false;
   out_.set_phase(Phase::None);
 }
 
@@ -395,14 +421,17 @@ void Backward::emit_actions() {
     switch (action.kind) {
       case autograd::Action::Kind::Record:
         out_.emit(InstructionKind::RecordEvent, action.stream).event = action.event;
+        out_.name_root(acting_);
         break;
       case autograd::Action::Kind::WaitTail:
         out_.emit(InstructionKind::WaitStream, action.stream).other = action.other;
+        out_.name_root(acting_);
         break;
       case autograd::Action::Kind::WaitEvent: {
         Instruction& i = out_.emit(InstructionKind::WaitEvent, action.stream);
         i.other = action.other;
         i.event = action.event;
+        out_.name_root(acting_);
         break;
       }
       case autograd::Action::Kind::Add: {

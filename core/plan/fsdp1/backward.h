@@ -35,9 +35,11 @@ class Backward {
   void accumulate_ignored(ParamId param);
   void pre_backward(UnitState& u);
   void reshard_only_hook(autograd::PassId pass, ReshardGroup& group);
-  void final_callback();
+  void final_callback(UnitState& root);
   void finish_unit(UnitState& u);
   void emit_actions();
+  void emit_end_of_pass();
+  UnitId unit_of_node(autograd::NodeIndex node) const;
   void emit_gradient_add(const autograd::Action& action);
 
   Run& run_;
@@ -46,7 +48,8 @@ class Backward {
   Gradients& gradients_;
   Forward& forward_;
   std::vector<autograd::Action> actions_;
-  std::vector<bool> final_queued_;  // by running pass: the root's final callback
+  std::vector<std::vector<UnitId>> final_queued_;  // by running pass: roots whose final callbacks run behind it
+  UnitId acting_;                                  // the unit whose node runs; none: a layer's
   std::vector<std::int64_t> pass_serials_;
   std::int64_t pass_serial_ = 0;
   std::map<autograd::NodeIndex, ParamId> first_names_;  // by view: the name that its gradient came by first

@@ -47,7 +47,7 @@ void Forward::run() {
 // R5, M8: floating inputs arrive in the root's parameter type.
 void Forward::bind_inputs() {
   std::optional<DType> cast;
-  if (!run_.request.table.precision.empty()) cast = run_.request.table.precision.front().param;
+  if (run_.root_is_unit && !run_.request.table.precision.empty()) cast = run_.request.table.precision.front().param;
   const std::vector<std::int32_t>& inputs = run_.graph.calls.front().inputs;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     const std::int32_t input = inputs[i];
@@ -70,22 +70,23 @@ void Forward::bind_inputs() {
   }
 }
 
-void Forward::root_pre_forward() {
-  out_.enter(Phase::RootPreForward, run_.root());
-  gathering_.lazy_init();
+void Forward::root_pre_forward(UnitState& root) {
+  out_.enter(Phase::RootPreForward, root);
+  gathering_.lazy_init(root);
   if (run_.job.fsdp.forward_prefetch) {
     for (UnitState& u : run_.units) {
+      if (!run_.is_of_root(u, root)) continue;
       u.needs_pre_forward = u.has_handle;
       u.prefetched = false;
     }
   }
-  out_.wait_stream(Stream::U, Stream::D);
-  out_.wait_stream(Stream::Q, Stream::D);
-  gradients_.reset_flags();
+  out_.wait_stream(Stream::U, Stream::D, root);
+  out_.wait_stream(Stream::Q, Stream::D, root);
+  gradients_.reset_flags(root);
 }
 
 void Forward::pre_forward(UnitState& u, const GraphCall& call) {
-  if (u.is_root) root_pre_forward();
+  if (u.is_root) root_pre_forward(u);
   out_.enter(Phase::PreForward, u);
   if (u.has_handle && u.state == HandleState::BackwardPre) {  // R8: recomputation inside the unit's own backward
     out_.mark(MarkName::Skip, u);
@@ -93,18 +94,19 @@ void Forward::pre_forward(UnitState& u, const GraphCall& call) {
   }
   u.busy = true;
   if (u.has_handle) {
-    if (run_.order_iteration == 0 && u.pre_index < 0) {  // O1, O3
-      u.pre_index = static_cast<std::int32_t>(run_.pre_order.size());
-      run_.pre_order.push_back(u.id);
+    RootOrder& order = run_.order_of(u);
+    if (order.iteration == 0 && u.pre_index < 0) {  // O1, O3
+      u.pre_index = static_cast<std::int32_t>(order.pre_order.size());
+      order.pre_order.push_back(u.id);
     }
     u.state = HandleState::Forward;
     if (!u.prefetched) gathering_.unshard(u, Stream::Q, Stream::U);
     u.needs_pre_forward = false;
     if (u.unshard_event.valid()) {  // R18
-      out_.wait_event(Stream::D, Stream::U, u.unshard_event);
+      out_.wait_event(Stream::D, Stream::U, u.unshard_event, u);
       u.unshard_event = {};
     } else {
-      out_.wait_stream(Stream::D, Stream::U);
+      out_.wait_stream(Stream::D, Stream::U, u);
     }
     gathering_.prefetch_forward(u);
     register_post_backward(u);
@@ -163,12 +165,13 @@ void Forward::post_forward(UnitState& u, const std::vector<std::int32_t>& output
   }
   if (u.has_handle) {
     // O3: a unit whose index is 0 counts as not indexed and gets the last index again.
-    if (u.post_index <= 0) u.post_index = static_cast<std::int32_t>(run_.post_order.size());
-    run_.post_order.push_back(u.id);
+    std::vector<UnitId>& post_order = run_.order_of(u).post_order;
+    if (u.post_index <= 0) u.post_index = static_cast<std::int32_t>(post_order.size());
+    post_order.push_back(u.id);
     gathering_.reshard(u, !u.is_root && u.reshard_after_forward, Stream::D);
   }
   if (run_.grad_enabled) {
-    if (u.is_root) run_.callback_queued = false;
+    if (u.is_root) run_.order_of(u).callback_queued = false;
     if (u.has_handle) u.needs_pre_backward = u.ran_pre_backward = false;
     for (const std::int32_t output : outputs) {
       const Tensor& tensor = env_[static_cast<std::size_t>(output)];

@@ -30,7 +30,7 @@ class Forward {
  private:
   // forward.cpp
   void bind_inputs();
-  void root_pre_forward();
+  void root_pre_forward(UnitState& root);
   void pre_forward(UnitState& u, const GraphCall& call);
   void post_forward(UnitState& u, const std::vector<std::int32_t>& outputs);
   void register_post_backward(UnitState& u);

@@ -8,17 +8,20 @@ namespace foreshard::fsdp1 {
 using autograd::NodeIndex;
 
 // R1: whoever comes first makes the streams and the buffers of H7.
-void Gathering::lazy_init() {
-  if (lazy_initialised_) return;
-  lazy_initialised_ = true;
-  out_.mark(MarkName::LazyInit, run_.root());
+void Gathering::lazy_init(UnitState& root) {
+  if (std::exchange(run_.order_of(root).lazy_initialised, true)) return;
+  out_.mark(MarkName::LazyInit, root);
   for (UnitState& u : run_.units) {
-    if (!u.has_handle || !u.offload) continue;
+    if (!u.has_handle || !u.offload || !run_.is_of_root(u, root)) continue;
     u.host_grad = u.unit->requires_grad;
     // C1: a pinned copy of the shard, and zeros for its gradient, trained or not.
     for (const BufferWhat what : {BufferWhat::Shard, BufferWhat::HostGrad})
       out_.work(InstructionKind::Alloc, Stream::Host, u, what, u.unit->shard_numel, u.unit->orig_dtype).pinned = true;
   }
+}
+
+void Gathering::lazy_init() {
+  for (const UnitId root : run_.roots()) lazy_init(run_.units[root.index()]);
 }
 
 // M7: summon, or evaluation with the full-precision toggle.
@@ -176,21 +179,23 @@ bool Gathering::pre_unshard(UnitState& u, Stream stream) {
 }
 
 // R22: one attempt per unshard; the host waits for the oldest free event when two or more are queued.
-void Gathering::limiter_check() {
+void Gathering::limiter_check(const UnitState& u) {
   if (!run_.job.fsdp.limit_all_gathers) return;
-  if (free_events_.size() - free_head_ < 2) {
+  RootOrder& order = run_.order_of(u);
+  if (order.free_events.size() - order.free_head < 2) {
     out_.emit(InstructionKind::LimiterCheck, Stream::Host);
-    return;
+    return out_.name_root(u.id);
   }
-  const EventId oldest = free_events_[free_head_++];
+  const EventId oldest = order.free_events[order.free_head++];
   out_.emit(InstructionKind::LimiterCheck, Stream::Host).event = oldest;
+  out_.name_root(u.id);
   out_.emit(InstructionKind::HostWait, Stream::Host).event = oldest;
 }
 
 void Gathering::unshard(UnitState& u, Stream pre_stream, Stream stream) {
   if (!u.has_handle) return;
-  if (pre_unshard(u, pre_stream)) out_.wait_stream(stream, pre_stream);
-  limiter_check();
+  if (pre_unshard(u, pre_stream)) out_.wait_stream(stream, pre_stream, u);
+  limiter_check(u);
   if (needs_unshard(u)) {
     gather(u, stream);
     use_full(u, stream, false);
@@ -210,7 +215,11 @@ void Gathering::drop_cast_shard(UnitState& u, Stream user) {
 }
 
 std::vector<EventId> Gathering::limiter_queue() const {
-  return {free_events_.begin() + static_cast<std::ptrdiff_t>(free_head_), free_events_.end()};
+  std::vector<EventId> waiting;
+  for (const RootOrder& order : run_.orders)
+    waiting.insert(waiting.end(), order.free_events.begin() + static_cast<std::ptrdiff_t>(order.free_head),
+                   order.free_events.end());
+  return waiting;
 }
 
 // H9: allocate the padded buffer in this stream's pool and gather the shard into it.
@@ -298,7 +307,7 @@ void Gathering::reshard(UnitState& u, bool free_it, Stream stream) {
     if (run_.job.fsdp.limit_all_gathers) {
       const EventId event = out_.new_event();
       out_.emit(InstructionKind::LimiterPush, stream, u).event = event;
-      free_events_.push_back(event);
+      run_.order_of(u).free_events.push_back(event);
     }
   }
   if (u.casts_params && !u.sharded && !full_precision_forced(u)) drop_cast_shard(u, stream);
@@ -326,8 +335,9 @@ bool Gathering::frees_in_backward(const UnitState& u) const {
 void Gathering::prefetch_forward(UnitState& u) {
   if (!run_.job.fsdp.forward_prefetch || u.pre_index < 0) return;
   const auto next = static_cast<std::size_t>(u.pre_index) + 1;
-  if (next >= run_.pre_order.size()) return;
-  UnitState& target = run_.units[run_.pre_order[next].index()];
+  const std::vector<UnitId>& pre_order = run_.order_of(u).pre_order;
+  if (next >= pre_order.size()) return;
+  UnitState& target = run_.units[pre_order[next].index()];
   if (!target.needs_pre_forward || target.prefetched) return;  // P4
   out_.mark(MarkName::PrefetchBegin, target);
   const HandleState saved = target.state;
@@ -340,7 +350,7 @@ void Gathering::prefetch_forward(UnitState& u) {
 
 void Gathering::prefetch_backward(UnitState& u, BackwardPrefetch when) {
   if (u.backward_prefetch != when || u.post_index < 1) return;
-  UnitState& target = run_.units[run_.post_order[static_cast<std::size_t>(u.post_index) - 1].index()];
+  UnitState& target = run_.units[run_.order_of(u).post_order[static_cast<std::size_t>(u.post_index) - 1].index()];
   if (!target.needs_pre_backward || target.prefetched) {
     // O7, P8: guarded off because the target runs, or has run, before this unit ends.
     if (when == BackwardPrefetch::Post && !u.is_root && target.ran_pre_backward) run_.note_trap(11, &u);
@@ -361,7 +371,7 @@ void Gathering::gather_for_backward(UnitState& u) {
   if (u.needs_pre_backward) {
     if (!u.prefetched) unshard(u, Stream::Q, Stream::U);
     if (run_.failed()) return;
-    out_.wait_stream(Stream::D, Stream::U);
+    out_.wait_stream(Stream::D, Stream::U, u);
   }
   u.needs_pre_backward = false;
   prefetch_backward(u, BackwardPrefetch::Pre);

@@ -12,6 +12,8 @@ class Gathering {
  public:
   explicit Gathering(Run& run) : run_(run), out_(run.out) {}
 
+  void lazy_init(UnitState& root);
+  /// Of all roots: an action on the model itself.
   void lazy_init();
   bool full_precision_forced(const UnitState& u) const;
   bool needs_unshard(UnitState& u);
@@ -38,16 +40,13 @@ class Gathering {
   void leave_copies(UnitState& u);
   void cast_shard(UnitState& u, Stream stream, Numel numel);
   void drop_cast_shard(UnitState& u, Stream user);
-  void limiter_check();
+  void limiter_check(const UnitState& u);
   void gather(UnitState& u, Stream stream);
   void use_full(UnitState& u, Stream stream, bool view_only);
   void use_shard(UnitState& u);
 
   Run& run_;
   InstructionWriter& out_;
-  bool lazy_initialised_ = false;
-  std::vector<EventId> free_events_;  // the first free_head_ are popped
-  std::size_t free_head_ = 0;
 };
 
 /// H12: the shard of NO_SHARD is the flat parameter, so its original parameters are pointed at views made with grad.

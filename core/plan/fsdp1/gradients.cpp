@@ -5,9 +5,9 @@
 namespace foreshard::fsdp1 {
 
 // H14: with original parameters, "all gradients are None" reaches the flat parameter here.
-void Gradients::reset_flags() {
+void Gradients::reset_flags(const UnitState& root) {
   for (UnitState& u : run_.units) {
-    if (u.has_handle && u.use_orig_params && !u.param_grads) drop(u);
+    if (run_.is_of_root(u, root) && u.has_handle && u.use_orig_params && !u.param_grads) drop(u);
   }
 }
 
@@ -68,7 +68,7 @@ void Gradients::post_backward(UnitState& u, Stream stream) {
     out_.set_phase(Phase::Backward);
     return;
   }
-  out_.wait_stream(Stream::G, stream);
+  out_.wait_stream(Stream::G, stream, u);
   const PlanUnit& unit = *u.unit;
   const BufferWhat computed = u.grad_buffer;
   const Stream computed_pool = u.grad_pool;
@@ -142,7 +142,7 @@ void Gradients::reduce(UnitState& u) {
   Stream stream = Stream::G;
   if (u.hybrid) {  // HS2
     stream = Stream::H;
-    out_.wait_stream(Stream::H, Stream::G);
+    out_.wait_stream(Stream::H, Stream::G, u);
     out_.note_use(Stream::G, Stream::H, u, output);
     Instruction& reduce = out_.work(InstructionKind::AllReduce, Stream::H, u, output, unit.shard_numel, dtype);
     reduce.communicator = run_.groups.replicate(run_.plan);

@@ -13,7 +13,7 @@ class Gradients {
  public:
   Gradients(Run& run, Gathering& gathering);
 
-  void reset_flags();
+  void reset_flags(const UnitState& root);
   void drop(UnitState& u);
   void prepare(UnitState& u);
   void post_backward(UnitState& u, Stream stream);

@@ -78,14 +78,16 @@ void InstructionWriter::enter(Phase phase, const UnitState& u, MarkName name) {
   mark(name, u);
 }
 
-void InstructionWriter::wait_stream(Stream stream, Stream other) {
+void InstructionWriter::wait_stream(Stream stream, Stream other, const UnitState& u) {
   emit(InstructionKind::WaitStream, stream).other = other;
+  name_root(u.id);
 }
 
-void InstructionWriter::wait_event(Stream stream, Stream other, EventId event) {
+void InstructionWriter::wait_event(Stream stream, Stream other, EventId event, const UnitState& u) {
   Instruction& i = emit(InstructionKind::WaitEvent, stream);
   i.other = other;
   i.event = event;
+  name_root(u.id);
 }
 
 void InstructionWriter::alloc(Stream pool, const UnitState& u, BufferWhat what, Numel numel, DType dtype) {

@@ -57,8 +57,15 @@ class InstructionWriter {
   void mark(MarkName name);
   void mark(MarkName name, const UnitState& u);
   void enter(Phase phase, const UnitState& u, MarkName name = MarkName::Enter);
-  void wait_stream(Stream stream, Stream other);
-  void wait_event(Stream stream, Stream other, EventId event);
+  /// `u`: one of the root whose streams are meant; told where there are several roots.
+  void wait_stream(Stream stream, Stream other, const UnitState& u);
+  void wait_event(Stream stream, Stream other, EventId event, const UnitState& u);
+  /// From now on what waits names a unit of the root whose streams it means.
+  void name_roots() { names_roots_ = true; }
+  /// On the last instruction.
+  void name_root(UnitId unit) {
+    if (names_roots_) out_->back().unit = unit;
+  }
   void alloc(Stream pool, const UnitState& u, BufferWhat what, Numel numel, DType dtype);
   void free(Stream pool, const UnitState& u, BufferWhat what);
   void note_use(Stream pool, Stream other, const UnitState& u, BufferWhat what);
@@ -72,6 +79,7 @@ class InstructionWriter {
   std::int32_t& next_event_;
   std::vector<Instruction>* out_ = nullptr;
   Phase phase_ = Phase::None;
+  bool names_roots_ = false;
 };
 
 }  // namespace foreshard::fsdp1

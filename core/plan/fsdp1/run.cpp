@@ -5,6 +5,7 @@
 
 #include "core/plan/fsdp1/gathering.h"
 #include "core/plan/fsdp1/gradients.h"
+#include "core/plan/graph/root_of_units.h"
 #include "core/plan/runtime/plan_frame.h"
 
 namespace foreshard::fsdp1 {
@@ -38,9 +39,26 @@ Run::Run(const PlanRequest& given)
   if (compressing_hook(job)) {
     for (PlanUnit& unit : plan.units) unit.reduce_dtype = unit.param_dtype;  // G5
   }
+  find_roots();
   make_units();
   make_segments();
   plan.names = mark_names();
+}
+
+void Run::find_roots() {
+  root_is_unit = job.fsdp.wrap.root;
+  root_of.assign(plan.units.size(), UnitId(0));
+  orders.resize(plan.units.size());
+  if (root_is_unit) return;
+  root_of = root_of_units(model, request.table.unit_of_module, plan.units.size());
+  out.name_roots();
+}
+
+std::vector<UnitId> Run::roots() const {
+  std::vector<UnitId> found;
+  for (const UnitState& u : units)
+    if (u.is_root) found.push_back(u.id);
+  return found;
 }
 
 void Run::make_units() {
@@ -66,7 +84,7 @@ void Run::make_unit(UnitId id) {
   u.id = id;
   u.unit = &unit;
   u.has_handle = !unit.params.empty();
-  u.is_root = id.value == 0;
+  u.is_root = root_of[id.index()] == id && (root_is_unit || id.value != 0);
   u.sharded = unit.strategy != Strategy::NoShard;
   u.hybrid = unit.strategy == Strategy::HybridShard || unit.strategy == Strategy::HybridShardZero2;
   u.reshard_after_forward = reshards_after_forward(unit.strategy);
@@ -138,7 +156,8 @@ const UnitState* Run::unit_of_module(ModuleId module) const {
   if (!module.valid()) return nullptr;
   const ModuleId alias = model.modules[module.index()].alias_of;
   const UnitId unit = request.table.unit_of_module[(alias.valid() ? alias : module).index()];
-  return unit.valid() ? &units[unit.index()] : nullptr;
+  if (!unit.valid() || (unit.value == 0 && !root_is_unit)) return nullptr;
+  return &units[unit.index()];
 }
 
 UnitState* Run::unit_of_module(ModuleId module) {

@@ -65,6 +65,18 @@ struct ParamPlace {
   std::int32_t index = -1;  // in PlanUnit::params
 };
 
+/// What FSDP1 counts by root: the order of its units' forwards (O1..O3), its limiter's queue (R22), its final callback.
+struct RootOrder {
+  bool lazy_initialised = false;
+  std::int64_t iteration = 0;
+  std::vector<UnitId> pre_order, post_order;
+  std::vector<UnitId> post_order_at_final;
+  bool final_ran = false;
+  bool callback_queued = false;      // the root's pre-backward has run (R11)
+  std::vector<EventId> free_events;  // the first free_head are popped
+  std::size_t free_head = 0;
+};
+
 struct Run {
   explicit Run(const PlanRequest& request);  // units, segments, streams: what wrapping leaves
 
@@ -90,12 +102,10 @@ struct Run {
   std::vector<bool> ignored_grads;  // by ParamId: ignored parameters (N1, N2) that have a gradient
   std::int32_t script_iteration = 1;
 
-  // Execution order (O1..O3): forward writes it, the final callback clears it.
-  std::int64_t order_iteration = 0;
-  std::vector<UnitId> pre_order, post_order;
-  std::vector<UnitId> post_order_at_final;
-  bool final_ran = false;
-  bool callback_queued = false;  // the root's pre-backward has run (R11)
+  // Where the model's root is no unit, the outermost units are roots, each by itself.
+  bool root_is_unit = true;
+  std::vector<UnitId> root_of;    // by unit
+  std::vector<RootOrder> orders;  // by unit; a root's are in use
 
   // Made by forward, run by backward.
   std::vector<Compute> computes;
@@ -104,6 +114,11 @@ struct Run {
   std::vector<std::vector<Tensor>> pending_outputs;
 
   UnitState& root() { return units.front(); }
+  UnitState& root_of_unit(const UnitState& u) { return units[root_of[u.id.index()].index()]; }
+  RootOrder& order_of(const UnitState& u) { return orders[root_of[u.id.index()].index()]; }
+  bool is_of_root(const UnitState& u, const UnitState& root) const { return root_of[u.id.index()] == root.id; }
+  /// In the order of units.
+  std::vector<UnitId> roots() const;
   const UnitState* unit_of_module(ModuleId module) const;
   UnitState* unit_of_module(ModuleId module);
   std::int64_t position_in_shard_group() const;
@@ -117,6 +132,7 @@ struct Run {
 
  private:
   void make_units();
+  void find_roots();
   void make_unit(UnitId id);
   void make_segments();
   void note_unit_of_nodes(std::int32_t call, std::int32_t unit, bool inside, std::vector<bool>& checkpointed);

@@ -49,7 +49,7 @@ void Runtime::run_iteration(const IterationScript& actions) {
   }
   first_event_.push_back(run_.next_event);
   out_.start(iteration.instructions);
-  run_.final_ran = false;
+  for (RootOrder& order : run_.orders) order.final_ran = false;
   for (const Action& action : actions) iteration.actions.push_back(action.text);
   for (const Action& action : actions) {
     if (action.kind == Action::Kind::Forward) ++iteration.micro_batches;
@@ -61,11 +61,20 @@ void Runtime::run_iteration(const IterationScript& actions) {
     }
   }
   drop_unused_records(iteration.instructions);
-  iteration.pre_order = run_.pre_order;
-  iteration.post_order = run_.final_ran ? run_.post_order_at_final : run_.post_order;
+  note_orders(iteration);
   iteration.limiter_queue = gathering_.limiter_queue();
   run_.plan.iterations.push_back(std::move(iteration));
   out_.stop();
+}
+
+/// Of one root what it has; of several those that a backward has reached: the others' orders grow from step to step.
+void Runtime::note_orders(PlanIteration& iteration) const {
+  for (const RootOrder& order : run_.orders) {
+    if (!run_.root_is_unit && !order.final_ran) continue;
+    const std::vector<UnitId>& post = order.final_ran ? order.post_order_at_final : order.post_order;
+    iteration.pre_order.insert(iteration.pre_order.end(), order.pre_order.begin(), order.pre_order.end());
+    iteration.post_order.insert(iteration.post_order.end(), post.begin(), post.end());
+  }
 }
 
 void Runtime::perform(const Action& action) {
@@ -174,6 +183,20 @@ Result<void> check_frozen_ties(const Job& job, const UnitTable& table) {
   return {};
 }
 
+/// Without a root that is wrapped the outermost units are roots, each by itself.
+Result<void> check_roots(const PlanRequest& request) {
+  const PlanUnit& outermost = request.table.units.front();
+  if (request.job.fsdp.wrap.root || outermost.params.empty()) return {};
+  return tl::unexpected(
+      Error{.code = ErrorCode::Refused,
+            .message = "the root module has parameters, and is to be no unit: they would be whole on every rank",
+            .file = {},
+            .place = "fsdp.wrap.root",
+            .expected = "a root whose parameters all lie in units",
+            .got = request.model.params[outermost.params.front().index()].fqn,
+            .hint = "leave fsdp.wrap.root at true, or name units that hold them"});
+}
+
 }  // namespace
 
 Result<Plan> build_fsdp1_plan(const PlanRequest& request) {
@@ -198,6 +221,7 @@ Result<Plan> build_fsdp1_plan(const PlanRequest& request) {
                                        std::to_string(unit.params.size()) + " parameters",
                                 .hint = "wrap larger modules"});
   }
+  if (const Result<void> roots = check_roots(request); !roots) return tl::unexpected(roots.error());
   if (const Result<void> ties = check_frozen_ties(request.job, request.table); !ties)
     return tl::unexpected(ties.error());
   if (request.job.fsdp.comm_hook != "none") {

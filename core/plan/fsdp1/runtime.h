@@ -29,6 +29,7 @@ class Runtime {
  private:
   // runtime.cpp
   void run_iteration(const IterationScript& actions);
+  void note_orders(PlanIteration& iteration) const;
   void perform(const Action& action);
   void clear_graph();
   bool is_steady() const;

@@ -182,7 +182,7 @@ void Runtime::explicit_unshard(const Action& action) {
   const UnitId id = run_.plan.find_unit(action.unit);
   if (!id.valid()) return run_.fail("KeyError", "no unit is called \"" + action.unit + "\"");
   UnitState& u = run_.units[id.index()];
-  gathering_.lazy_init();
+  gathering_.lazy_init(run_.root_of_unit(u));
   out_.enter(Phase::PreForward, u, MarkName::Unshard);
   explicit_unit_ = id.value;
   if (!u.has_handle) return;
@@ -193,6 +193,7 @@ void Runtime::explicit_unshard(const Action& action) {
   u.state = saved;
   u.unshard_event = out_.new_event();
   out_.emit(InstructionKind::RecordEvent, Stream::U).event = u.unshard_event;
+  out_.name_root(u.id);
   u.prefetched = true;
 }
 
@@ -201,7 +202,7 @@ void Runtime::wait_unshard() {
   UnitState& u = run_.units[static_cast<std::size_t>(explicit_unit_)];
   out_.enter(Phase::PreForward, u, MarkName::WaitUnshard);
   if (!u.unshard_event.valid()) return;
-  out_.wait_event(Stream::D, Stream::U, u.unshard_event);  // kept: the unit's pre-forward waits for it again
+  out_.wait_event(Stream::D, Stream::U, u.unshard_event, u);  // kept: the unit's pre-forward waits for it again
 }
 
 }  // namespace foreshard::fsdp1

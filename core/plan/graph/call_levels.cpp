@@ -1,6 +1,10 @@
 #include "core/plan/graph/call_levels.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
 
 namespace foreshard {
 
@@ -58,9 +62,19 @@ bool CallLevels::within(ModuleId module, ModuleId of) const {
   return module.valid();
 }
 
+/// By region: others are in the same call, so that none is all of it, though they may follow each other.
+std::vector<bool> CallLevels::shares_its_call() const {
+  std::map<std::pair<ModuleId, std::int32_t>, std::int32_t> regions;
+  for (const Region& region : model_.regions) ++regions[{region.module, region.call}];
+  std::vector<bool> shares;
+  for (const Region& region : model_.regions) shares.push_back(regions[{region.module, region.call}] > 1);
+  return shares;
+}
+
 /// A region that is all of a module's call holds the module's hooks; one inside its function does not.
 void CallLevels::place_regions() {
   regions_.resize(model_.regions.size());
+  const std::vector<bool> shares = shares_its_call();
   const auto count = model_.ops.size();
   for (std::size_t i = 0; i < count; ++i) {
     const std::int32_t region = model_.ops[i].region;
@@ -70,7 +84,7 @@ void CallLevels::place_regions() {
     if (place.around.empty()) {
       place.around.assign(model_.modules.size(), false);
       for (ModuleId m = module; m.valid(); m = model_.modules[m.index()].parent) place.around[m.index()] = true;
-      place.whole = module.value != 0;
+      place.whole = module.value != 0 && !shares[static_cast<std::size_t>(region)];
     }
     const auto inside_too = [&](std::size_t at) {  // the same call, but not in a region
       return model_.ops[at].region < 0 && within(model_.ops[at].module, module);

@@ -36,6 +36,7 @@ class CallLevels {
   const std::vector<ModuleId>& chain_of(ModuleId id);
   void add_chain(const Op& op, ModuleId module);
   bool within(ModuleId module, ModuleId of) const;
+  std::vector<bool> shares_its_call() const;
   void place_regions();
 
   const Model& model_;

@@ -305,7 +305,7 @@ class OpWalker {
       if (made[v] && read[v]) graph_.calls[0].handed_on.push_back(variable(ValueId(v)));
   }
 
-  /// Which values can carry a gradient at all: those reached from a parameter or from an input that requires one.
+  /// Which values can carry a gradient at all: those reached from a parameter or an input that requires one.
   void mark_gradient_flow() {
     flows_.assign(model_.values.size(), 0);
     for (ValueId id : model_.inputs) flows_[id.index()] = model_.values[id.index()].requires_grad ? 1 : 0;
@@ -316,7 +316,9 @@ class OpWalker {
         if (written[memory_.of(id)] && is_floating(model_.values[id.index()].dtype)) flows_[id.index()] = 1;
         flow = flow || flows_[id.index()] != 0;
       };
-      for_each_reference(op, read, [&](ParamId) { flow = true; });
+      for_each_reference(op, read, [&](ParamId id) {
+        flow = flow || model_.params[model_.storage_of(id).index()].requires_grad;
+      });
       for (const ValueId out : op.out)
         if (out.valid() && model_.values[out.index()].requires_grad) flows_[out.index()] = 1;
       if (!flow) continue;

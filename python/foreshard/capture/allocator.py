@@ -29,10 +29,10 @@ def measure(task, session) -> dict[str, int]:
         return {}
     figures: dict[str, int] = {}
     stack = ModuleStack(session.structure.names, session.structure.wrappers)
-    fakes = Fakes(contextlib.nullcontext(), session.device, session.param, session.buffer, session.recorder.known)
+    fakes = Fakes(contextlib.nullcontext(), session.device, session.dtypes_of, session.recorder.known)
 
     def enter(name, call, args, kwargs):
-        return tree_map(session.lowered, (args, kwargs)) if session.casts_at(name) else (args, kwargs)
+        return session.lowered(name, (args, kwargs)) if session.casts_at(name) else (args, kwargs)
 
     stack.on_enter, stack.on_wrapper = enter, session.cast_at_wrapper
     original = torch.autograd.backward

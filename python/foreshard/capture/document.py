@@ -65,6 +65,17 @@ def _numel(shape) -> int:
     return out
 
 
+def _params(session, compute: str) -> list[dict[str, Any]]:
+    """Those in a part of the model that computes in a dtype of its own say so."""
+    rows = session.structure.params()
+    for row in rows if session.parts else ():
+        of_part = session.dtypes_of(row["fqn"].rpartition(".")[0])[0]
+        own = row["dtype"] if of_part is None else dtype_name(of_part)
+        if getattr(torch, own).is_floating_point and own != compute:
+            row["gathered"] = own
+    return rows
+
+
 def make_document(session, regions: list[dict[str, Any]]) -> dict[str, Any]:
     program = _Program(session, regions)
     document: dict[str, Any] = {"schema": SCHEMA, "name": session.name, "architecture": "captured"}
@@ -77,6 +88,9 @@ def make_document(session, regions: list[dict[str, Any]]) -> dict[str, Any]:
         (p.dtype for p in session.module.parameters() if p.is_floating_point()), torch.float32
     )
     document["compute_dtype"] = dtype_name(compute)
+    params = _params(session, dtype_name(compute))
+    if session.param is not None and len({row["dtype"] for row in params}) > 1:
+        document["params_cast"] = True
     if session.loss_begin >= 0:
         document["loss_begin"] = program.begin(session.loss_begin)
     document["lifetimes"] = "recorded"
@@ -88,7 +102,7 @@ def make_document(session, regions: list[dict[str, Any]]) -> dict[str, Any]:
         document["mesh"] = session.recorder.mesh.rows(torch.distributed.get_world_size())
     document["inputs"] = [_input(value) for value in session.table.inputs]
     document["modules"] = session.structure.modules
-    document["params"] = session.structure.params()
+    document["params"] = params
     document["buffers"] = session.structure.buffers()
     document["ops"] = [_op(op, program, session.loss) for op in program.ops]
     document["module_calls"] = [_numbered(row) for row in session.module_calls]

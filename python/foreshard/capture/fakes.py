@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -18,7 +18,7 @@ OWN = frozenset(torch.nn.Module().__dict__)  # attributes that every module has
 
 def check_module(module: torch.nn.Module) -> list[str]:
     """What lies on the module already, in words; raises where capture cannot go on."""
-    notes = []
+    notes, hooked = [], []
     for name, child in module.named_modules():
         kind = type(child).__name__
         at = name or "the root module"
@@ -37,7 +37,10 @@ def check_module(module: torch.nn.Module) -> list[str]:
             for table in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         )
         if hooks:
-            notes.append(f"{at}: {hooks} hook(s) run with it and are captured with it")
+            hooked.append(at)
+    if hooked:
+        more = f" and {len(hooked) - 3} more modules" if len(hooked) > 3 else ""
+        notes.append(f"{', '.join(hooked[:3])}{more}: hooks run with them and are captured with them")
     devices: dict[str, str] = {}
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
@@ -76,9 +79,10 @@ def _holds_the_same(cache, content) -> bool:
 class Fakes:
     """Stands fake tensors in for real ones; the same tensor always gets the same one."""
 
-    def __init__(self, mode, device: torch.device, param: torch.dtype | None, buffer: torch.dtype | None, known: KnownValues):
+    def __init__(self, mode, device: torch.device, dtypes_of: Callable[[str], tuple], known: KnownValues):
+        """`dtypes_of`: what parameters and buffers of the module by this name are cast to."""
         self._mode, self._device, self._known = mode, device, known
-        self._param, self._buffer = param, buffer
+        self._dtypes_of = dtypes_of
         self._made: dict[int, torch.Tensor] = {}
         self._storages: dict[int, torch.Tensor] = {}
         self._keep: list[Any] = []  # what ids were taken of
@@ -157,16 +161,16 @@ class Fakes:
         """The module's own tensors replaced; everything that it had is put back."""
         before, caches = [], []
         try:
-            for child in module.modules():
-                own = child.__dict__
+            for path, child in module.named_modules():
+                own, (param, buffers) = child.__dict__, self._dtypes_of(path)
                 before.append((own, dict(own), dict(child._parameters), dict(child._buffers)))
                 caches += [(value, value.copy()) for name, value in own.items() if isinstance(value, (dict, list, set)) and name not in OWN]
                 for name, parameter in child._parameters.items():
                     if parameter is not None:
-                        child._parameters[name] = self.of(parameter, self._param)
+                        child._parameters[name] = self.of(parameter, param)
                 for name, buffer in child._buffers.items():
                     if buffer is not None:
-                        child._buffers[name] = self.of(buffer, self._buffer)
+                        child._buffers[name] = self.of(buffer, buffers)
             for child in module.modules():  # what modules have in containers beside (nn.RNN's lists, tables by length)
                 for name, value in list(child.__dict__.items()):
                     if name not in OWN:

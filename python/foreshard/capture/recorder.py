@@ -56,7 +56,7 @@ _VIEW_OF = {
 # c10 DTypes that the format has (core/dtype.h).
 _DTYPES = {
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
-    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64,
+    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128,
 }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from .values import Storage, ValueTable, storage_key
 
 _OLDEST = (2, 6)
 _TOLD = 1 << 16  # bytes that a module keeps beside its state
-_PRECISION = ("param", "buffer", "output", "units")
+_PRECISION = ("param", "buffer", "output", "units", "root", "parts")
 WRAPPED = "_checkpoint_wrapped_module"  # what a unit's name ends with whose wrapper is no part of it
 
 
@@ -85,6 +85,8 @@ class Session:
         self.buffer = _dtype(precision.get("buffer"), "buffer")
         self.output = _dtype(precision.get("output"), "output")
         self.units = set(precision.get("units") or [])
+        self.casts_at_root = bool(precision.get("root", True))
+        self.parts = {name: (_dtype(param, "param"), _dtype(buffer, "buffer")) for name, (param, buffer) in (precision.get("parts") or {}).items()}
         self.device = torch.device("cuda", 0)
         self.structure = Structure(module)
         self.table = ValueTable()
@@ -112,7 +114,7 @@ class Session:
         if not self.virtual:
             mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
             missing.register()
-        fakes = Fakes(mode, self.device, self.param, self.buffer, self.recorder.known)
+        fakes = Fakes(mode, self.device, self.dtypes_of, self.recorder.known)
         regions, functions = Regions(self.recorder), Functions(self.recorder)
         collecting = gc.isenabled()
         with warnings.catch_warnings(), contextlib.ExitStack() as inside:
@@ -238,7 +240,7 @@ class Session:
         if not self.recorder.recording or self.recorder.opaque is not None:
             return args, kwargs
         if self.casts_at(name):
-            args, kwargs = tree_map(self.lowered, (args, kwargs))
+            args, kwargs = self.lowered(name, (args, kwargs))
         seen: list[str] = []
         for leaf in leaves_of((args, kwargs)) + [v for a in args if isinstance(a, dict) for v in leaves_of(a)]:
             if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu":
@@ -250,20 +252,27 @@ class Session:
             self.module_calls.append({"module": name, "call": call, "args": seen})
         return args, kwargs
 
+    def dtypes_of(self, name: str) -> tuple[torch.dtype | None, torch.dtype | None]:
+        """Of the parameters and buffers of this module."""
+        return next((dtypes for part, dtypes in self.parts.items() if f"{name}.".startswith(f"{part}.")), (self.param, self.buffer))
+
     def casts_at(self, name: str) -> bool:
         """Whether this module's floating arguments are cast."""
         unit = self.units & {name, f"{name}.{WRAPPED}", self.structure.class_of(name)}
-        return self.param is not None and (name == "" or bool(unit))
+        return self.dtypes_of(name)[0] is not None and (name == "" and self.casts_at_root or bool(unit))
 
     def cast_at_wrapper(self, name: str, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         """What is wrapped for recomputation before FSDP shards it is cast before it: the wrapper's regions hold the casts."""
         inside = f"{name}.{WRAPPED}" in self.units
-        return tree_map(self.lowered, (args, kwargs)) if self.casts_at(name) and not inside else (args, kwargs)
+        return self.lowered(name, (args, kwargs)) if self.casts_at(name) and not inside else (args, kwargs)
 
-    def lowered(self, value):
-        if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != self.param:
-            return value.to(self.param)
-        return value
+    def lowered(self, name: str, values):
+        dtype = self.dtypes_of(name)[0]
+
+        def cast(value):
+            return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != dtype else value
+
+        return tree_map(cast, values)
 
     def _leave(self, name: str, call: int, output: Any) -> None:
         if not self.recorder.recording:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
@@ -23,6 +24,7 @@ _SKIPPED = {"_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwa
 
 _OTHERS_HOOKS = ("torch.", "foreshard.")
 _FEW = 1000  # elements of a container that are looked at
+_PRECISION = ("param", "buffer", "output")
 _STANDS = {"own": "the scalar among its outputs", "cross_entropy": "cross entropy", "nll": "the likelihood of a class", "mse": "a mean squared error",
            "sum": "a sum"}  # fmt: skip
 
@@ -73,15 +75,7 @@ def _capture(module, found, call):
 
     from foreshard.capture import capture_step
 
-    units = found["units"]
-    first = next((u for u in units if u["modules"] != [""]), units[0] if units else None)
-    precision = {}
-    if first is not None:
-        for key in ("param", "buffer", "output"):
-            if first[key] != "none":
-                precision[key] = first[key]
-        if found["runtime"] == "fsdp2" and first["cast_forward_inputs"]:
-            precision["units"] = [name for unit in units for name in unit["casts_at"] if name]
+    precision = _precision(found)
     loss = found["loss"]
 
     def output_of(result):
@@ -141,6 +135,25 @@ def _capture(module, found, call):
                         device="fake")  # the script's own process is the virtual device's
 
 
+def _precision(found: dict) -> dict:
+    """What most units compute in; of several roots each in its own, and casts what comes in."""
+    rows = [unit for unit in found["units"] if unit["modules"] != [""]] or found["units"]
+    if not rows:
+        return {}
+    usual = collections.Counter(tuple(unit[key] for key in _PRECISION) for unit in rows).most_common(1)[0][0]
+    precision = {key: value for key, value in zip(_PRECISION, usual) if value != "none"}
+    outermost = [unit for unit in rows if not any(unit["modules"][0].startswith(f"{other['modules'][0]}.") for other in rows)] if found["roots"] > 1 else []
+    casts = [name for unit in rows if unit["cast_forward_inputs"] for name in unit.get("casts_at", unit["modules"]) if name]
+    if found["runtime"] == "fsdp1":
+        casts += [unit["modules"][0] for unit in outermost if unit["cast_root_forward_inputs"]]
+    whole = next((unit for unit in found["units"] if "" in unit["modules"]), None)
+    key = "cast_root_forward_inputs" if found["runtime"] == "fsdp1" else "cast_forward_inputs"
+    precision["root"] = whole is not None and whole[key]
+    if outermost:
+        precision["parts"] = {unit["modules"][0]: tuple(None if unit[key] == "none" else unit[key] for key in ("param", "buffer")) for unit in outermost}
+    return precision | ({"units": casts} if casts else {})
+
+
 def _tensors(tree):
     import torch
     from torch.utils._pytree import tree_flatten
@@ -156,7 +169,7 @@ def _tensors(tree):
 def replaced_forwards(root) -> dict:
     """What stands in for a forward while the root runs, by the module's id: a trainer's method that is to run inside its wrappers."""
     found = {id(m): tensor_plan.inner_forward(m, m.__dict__["forward"]) for m in root.modules() if "forward" in m.__dict__}
-    return {key: forward for key, forward in found.items() if isinstance(forward, types.FunctionType)}
+    return {key: forward for key, forward in found.items() if isinstance(forward, (types.FunctionType, functools.partial))}
 
 
 def modes(root) -> dict:
@@ -168,6 +181,14 @@ def unsharded(root, call: dict, whole: bool = True):
     """The module tree on the meta device, whole parameters, without FSDP's classes, wrappers and hooks. `call`: what is copied, with its
     replaced_forwards() and modes(); `whole`: buffers that ranks share parts of are whole too."""
     return _Copier(root, call, whole).module(root)
+
+
+def _is_of_others(hook) -> bool:
+    """What watches or shards; norms of weights (spectral_norm, weight_norm) are the model's, whoever wrote them."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    where = getattr(hook, "__module__", None) or type(hook).__module__
+    return where.startswith(_OTHERS_HOOKS) and not where.startswith("torch.nn.utils.")
 
 
 class _Copier:
@@ -212,7 +233,7 @@ class _Copier:
                 continue
             value = tensor_plan.whole_number(module, key, value, self._ranks)
             state[key] = self._hooks(module, key, value) if key in _SKIPPED else self._plain(value)
-        state["training"] = self._modes.get(id(module), True)
+        state["training"] = self._modes.get(id(module), module.training)
         state["_parameters"] = {name: self._parameter(module, name, p) for name, p in module._parameters.items()
                                 if name != "_flat_param"}  # FSDP1's own
         for name, shape in self._shapes.get(id(module), {}).items():
@@ -230,7 +251,8 @@ class _Copier:
         if own_parts.exchanges() and isinstance(own, types.FunctionType) and tensor_plan.is_of_mesh(own):
             twin.__dict__["forward"] = self._rebound(own, 2)  # a style's, which exchanges by objects of its own
         elif id(module) in self._forwards:
-            self._replace_forward(twin, self._rebound(self._forwards[id(module)]))
+            own = self._forwards[id(module)]
+            self._replace_forward(twin, self._rebound(own) if isinstance(own, types.FunctionType) else self._counterpart(own))
         if "forward" not in twin.__dict__ or not own_parts.exchanges():
             expert_weights.placed(twin, self._experts.get(id(module), {}))
         if any(base.__name__ == "LightningModule" for base in type(module).__mro__):  # its trainer's records know no copies
@@ -253,9 +275,9 @@ class _Copier:
         hooks = module._forward_pre_hooks if "_pre_" in key else module._forward_hooks
         for number, value in table.items():
             hook = hooks.get(number)
-            if not isinstance(hook, (types.FunctionType, types.MethodType)) or (hook.__module__ or "").startswith(_OTHERS_HOOKS):
+            if hook is None or _is_of_others(hook):
                 continue
-            kept[number] = value if value is not hook else self._rebound(hook) if isinstance(hook, types.FunctionType) else self._counterpart(hook)
+            kept[number] = value if value is not hook else self._rebound(hook) if isinstance(hook, types.FunctionType) else self._plain(hook)
         return kept
 
     def _replace_forward(self, twin, function):
@@ -285,6 +307,9 @@ class _Copier:
             return self.module(value)
         if isinstance(value, types.MethodType) and id(value.__self__) in self._known:
             return types.MethodType(value.__func__, self.module(value.__self__))
+        if isinstance(value, functools.partial):
+            args, kwargs = map(self._counterpart, value.args), {key: self._counterpart(each) for key, each in value.keywords.items()}
+            return functools.partial(self._counterpart(value.func), *args, **kwargs)
         return value
 
     def _plain(self, value, deep=1):
@@ -293,7 +318,7 @@ class _Copier:
         import torch
 
         if isinstance(value, torch.Tensor):
-            again = self._tensor(value)
+            again = self._tensor(value) if value.device.type != "cpu" else self._on_host(value)
             if id(value) in self._carried and all(again is not each for each in self._found):
                 self._found.append(again)
             return again
@@ -315,6 +340,15 @@ class _Copier:
         except TypeError:  # it has no copies
             return value
         return again
+
+    def _on_host(self, tensor):
+        """A table that a module carries beside its buffers, and that every step brings to the device."""
+        import torch
+
+        if id(tensor) not in self._tensors:
+            floats = tensor.is_floating_point() or tensor.is_complex()
+            self._tensors[id(tensor)] = torch.empty_like(tensor).detach() if floats else tensor.detach().clone()
+        return self._tensors[id(tensor)]
 
     def _holds(self, value, deep) -> bool:
         """Whether something of the tree, or a tensor, is in it: only that is copied."""

@@ -116,15 +116,18 @@ def variables(frame) -> dict:
 
 
 def of_script(thing) -> str:
-    """The variable that the script has for it; empty: none."""
-    frame = sys._getframe(1)
+    """The variable that the script has for it, or the attribute of an object that it has (a trainer's); empty: none."""
+    frame, attribute = sys._getframe(1), ""
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(("torch.", "foreshard.")):
             for name, value in variables(frame).items():
                 if value is thing and name.isidentifier():
                     return name
+                inside = getattr(value, "__dict__", None) if not isinstance(value, (type, types.ModuleType)) else None
+                if not attribute and type(inside) is dict:
+                    attribute = next((key for key, each in inside.items() if each is thing and str(key).isidentifier()), "")
         frame = frame.f_back
-    return ""
+    return attribute
 
 
 def class_of(module) -> type:

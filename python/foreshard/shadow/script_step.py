@@ -8,7 +8,7 @@ import functools
 import sys
 import weakref
 
-from . import beside, dtensors
+from . import beside, dtensors, names
 from .names import class_of, of_script, variables
 from .notes import note
 from .reads import values
@@ -57,9 +57,6 @@ def root_begins(module, args, kwargs) -> None:
     """The root begins a training forward; what it does inside is the model's."""
     global _tape, _left_out
     _fresh_tape()
-    if _is_wrapped(module) and not _tape.is_of(module):  # a plan of FSDP1's has one root
-        _tape.close()
-        _tape = _new_tape()
     if not _tape.is_over() and _left_out:
         note(f"{_left_out} forwards without gradients before the first that trains are no part of the plan: a text that is made, an evaluation")
         _left_out = 0
@@ -71,11 +68,7 @@ def root_begins_aside(module, args, kwargs) -> bool:
     """A root runs without gradients: between its training forward and backward, or before it, where its outputs may be of use in the
     loss (an old policy, a teacher). Whether that is of the step."""
     _fresh_tape()
-    return _tape.runs_aside(module) and _tape.root_begins(module, args, kwargs)
-
-
-def _is_wrapped(module) -> bool:
-    return hasattr(module, "_fsdp_wrapped_module")
+    return _tape.root_begins(module, args, kwargs)
 
 
 def _fresh_tape() -> None:
@@ -230,15 +223,8 @@ class Tape:
     def trains(self) -> None:
         self._trains = True
 
-    def is_of(self, module) -> bool:
-        """No other root has run."""
-        return all(each() is module for each in self.roots)
-
     def has(self, module) -> bool:
         return id(module) in self._names
-
-    def runs_aside(self, module) -> bool:
-        return not self._over and (not self._trains or id(module) in self._names or not _is_wrapped(module))
 
     def is_spent(self) -> bool:
         """Before the training forward: nothing is left of what ran without gradients, or more ran than goes into one loss."""
@@ -268,7 +254,7 @@ class Tape:
         if self._over or self.paused:
             return False
         if id(module) not in self._names:
-            self._names |= {id(each): _Part(len(self.roots), name) for name, each in module.named_modules()}
+            self._names |= {id(each): _Part(len(self.roots), names.clean(name)) for name, each in module.named_modules()}
             self.roots.append(weakref.ref(module))
         self._leave_mode()
         self.paused += 1
@@ -558,7 +544,7 @@ def together(modules: list):
 
     class Roots(torch.nn.Module):
         def forward(self, given):
-            held, loss = _tape.again([self.get_submodule(name) for name in names], given)
+            held, loss = _tape.again([self.get_submodule(name) for name in called], given)
             return loss, held
 
     wanted = {id(each) for each in modules}
@@ -568,11 +554,11 @@ def together(modules: list):
             inside = {id(part): name for name, part in each.named_modules()}
             if wanted <= inside.keys() and (fewest is None or len(inside) < fewest):
                 owner, fewest = inside, len(inside)
-    names = [owner[id(each)] if owner else of_script(each) or f"{class_of(each).__name__.lower()}{i}" for i, each in enumerate(modules)]
-    if len(set(names)) < len(names):
-        names = [f"{name}{i}" for i, name in enumerate(names)]
+    called = [owner[id(each)] if owner else of_script(each) or f"{class_of(getattr(each, '_fsdp_wrapped_module', each)).__name__.lower()}{i}" for i, each in enumerate(modules)]
+    if len(set(called)) < len(called):
+        called = [f"{name}{i}" for i, name in enumerate(called)]
     whole = Roots()
-    for name, module in zip(names, modules):
+    for name, module in zip(called, modules):
         at, parts = whole, name.split(".")
         for part in parts[:-1]:
             if part not in at._modules:

@@ -157,7 +157,8 @@ def _watch_fsdp1(python_module) -> None:
         if self._is_root is None or self._is_root:
             outermost = not getattr(run, "inside", False)
             if outermost:
-                units.name_handles(self)
+                if _together is None:  # else they are called as in all of them
+                    units.name_handles(self)
                 watched = _root_runs(self, args, kwargs)
                 run.inside = True
                 try:

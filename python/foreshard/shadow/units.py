@@ -38,7 +38,7 @@ def _unit1(name: str, module) -> dict:
         "strategy": module.sharding_strategy.name, "reshard_after_forward": module.sharding_strategy.name in ("FULL_SHARD", "HYBRID_SHARD"),
         "param": _dtype(precision.param_dtype), "reduce": _dtype(precision.reduce_dtype), "buffer": _dtype(precision.buffer_dtype),
         "output": "none", "keep_low_precision_grads": precision.keep_low_precision_grads,
-        "cast_forward_inputs": precision.cast_forward_inputs, "cpu_offload": module.cpu_offload.offload_params,
+        "cast_forward_inputs": precision.cast_forward_inputs, "cast_root_forward_inputs": precision.cast_root_forward_inputs, "cpu_offload": module.cpu_offload.offload_params,
         "backward_prefetch": module.backward_prefetch.name if module.backward_prefetch else "NONE",
         "forward_prefetch": bool(module.forward_prefetch), "limit_all_gathers": bool(module.limit_all_gathers),
         "use_orig_params": bool(module._use_orig_params), "shard_group": module.process_group.size(),

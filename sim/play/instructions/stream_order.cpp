@@ -61,7 +61,7 @@ bool StreamOrder::deadlock(const Instruction& i) {
     if (!records || all[k].event != i.event) continue;
     stop.text = text + ", which instruction " +
                 std::to_string(context_.first_instruction + static_cast<std::int32_t>(k)) + " records on stream " +
-                played_stream_name(all[k].stream) +
+                played_stream_name(all[k].stream, context_.plan.runtime) +
                 "; the host issues that one only after this wait: each waits for the other";
     return false;
   }

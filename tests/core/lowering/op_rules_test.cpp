@@ -142,6 +142,9 @@ TEST(OpRules, ComplexNumbersAreAViewOfTheirPairs) {
   real.inputs = {{{5, 3}, {1, 5}, DType::Complex64, true}};
   real.results = {{{5, 3, 2}, {}, DType::Float32, false}};
   EXPECT_EQ(predict_operator(real).results[0].tensor.strides, (Shape{2, 10, 1}));
+  real.inputs = {{{5, 3}, {1, 5}, DType::Complex128, true}};
+  real.results = {{{5, 3, 2}, {}, DType::Float64, false}};
+  EXPECT_EQ(predict_operator(real).results[0].tensor.strides, (Shape{2, 10, 1}));
 }
 
 TEST(OpRules, ARecurrentCellKeepsItsGatesAndSumsTheirBias) {

@@ -125,6 +125,23 @@ TEST(ModuleGraphFromOps, TablesWithoutParametersAreNotDifferentiable) {
   }
 }
 
+/// A run of the root's may hold an embedding that is trained and patches of a frozen encoder, which runs no backward.
+TEST(ModuleGraphFromOps, WhatFrozenParametersMakeIsNotDifferentiable) {
+  Model model = program();
+  model.params[0].requires_grad = false;
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+  const auto differentiable = [&](std::size_t value) {
+    const auto found = std::find_if(graph.tensors.begin(), graph.tensors.end(), [&](const GraphTensor& tensor) {
+      return tensor.name == model.values[value].name;
+    });
+    return found != graph.tensors.end() && found->differentiable;
+  };
+  EXPECT_FALSE(differentiable(1));  // the embedding's
+  EXPECT_TRUE(differentiable(3));   // the unit's, which is trained
+}
+
 TEST(ModuleGraphFromOps, TheSameModuleTwiceInARowIsTwoCalls) {
   Model model = program();
   model.values.push_back({"w", {2, 4}, DType::Float32, false});
@@ -239,6 +256,27 @@ TEST(ModuleGraphFromOps, ARegionInAModulesFunctionDoesNotHoldItsHooks) {
   EXPECT_EQ(graph.calls[1].checkpoint, CheckpointKind::NonReentrant);
   EXPECT_EQ(graph.calls[1].steps.size(), 2U);  // the cosine, b
   EXPECT_EQ(graph.calls[2].hooked(), ModuleId(2));
+}
+
+/// Layers that a unit's function recomputes one by one, with nothing between them.
+TEST(ModuleGraphFromOps, RegionsThatFollowEachOtherAreInOneCall) {
+  Model model = program();
+  for (const char* name : {"y", "w"}) model.values.push_back({name, {2, 4}, DType::Float32, false});
+  model.ops = {op("aten.embedding.default", 1, {0}, {0}, 1), op("aten.linear.default", 3, {1}, {1}, 5),
+               op("aten.linear.default", 3, {5}, {1}, 6), op("aten.linear.default", 3, {6}, {1}, 3),
+               op("aten.add.Tensor", 0, {3, 1}, {}, 4)};
+  for (std::int32_t i = 0; i < 3; ++i) {
+    model.regions.push_back({Region::Kind::NonReentrant, ModuleId(2), 0, {}, {}});
+    model.ops[static_cast<std::size_t>(i) + 1].region = i;
+  }
+  model.module_calls = {{ModuleId(2), 0, {}}};
+  std::vector<bool> boundary(4, false);
+  boundary[2] = true;
+  const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+  EXPECT_EQ(std::count_if(graph.calls.begin(), graph.calls.end(),
+                          [](const GraphCall& call) { return call.hooked() == ModuleId(2); }),
+            1);
+  EXPECT_EQ(graph.calls.size(), 5U);  // root, the unit, three regions in it
 }
 
 }  // namespace

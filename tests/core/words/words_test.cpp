@@ -10,7 +10,7 @@ namespace foreshard {
 namespace {
 
 TEST(DType, NamesGoBothWays) {
-  for (int i = 0; i <= static_cast<int>(DType::Complex64); ++i) {
+  for (std::size_t i = 0; i < kDTypeCount; ++i) {
     const auto dtype = static_cast<DType>(i);
     EXPECT_EQ(parse_dtype(dtype_name(dtype)), dtype);
     EXPECT_EQ(parse_dtype("torch." + std::string(dtype_name(dtype))), dtype);
@@ -24,6 +24,15 @@ TEST(DType, OnlyFloatsCarryGradients) {
   EXPECT_TRUE(is_floating(DType::BFloat16));
   EXPECT_FALSE(is_floating(DType::Int64));
   EXPECT_FALSE(is_floating(DType::Bool));
+}
+
+TEST(DType, ComplexNumbersArePairs) {
+  for (std::size_t i = 0; i < kDTypeCount; ++i) {
+    const auto dtype = static_cast<DType>(i);
+    EXPECT_EQ(itemsize(dtype), itemsize(real_dtype(dtype)) * (is_complex(dtype) ? 2 : 1)) << dtype_name(dtype);
+    EXPECT_FALSE(is_complex(real_dtype(dtype)));
+  }
+  EXPECT_EQ(parse_dtype("complex128"), DType::Complex128);
 }
 
 TEST(Pattern, MatchesTheWholeName) {

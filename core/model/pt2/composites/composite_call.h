@@ -69,8 +69,6 @@ struct Call {
   static Bound bound(const Tensor& x) { return {families::ProgramWriter::arg(x), x, true}; }
 };
 
-inline bool is_complex(DType dtype) { return dtype == DType::Complex64; }
-
 /// Writes one composite: a result for each of the node's, or nothing where the form is one that nobody rewrites.
 using CompositeResults = std::optional<std::vector<families::Tensor>>;
 struct CompositeRow {

@@ -18,27 +18,47 @@ def begin(torch) -> None:
 
 
 def _indices(torch) -> None:
-    """x[mask]"""
-    inner = torch.Tensor.__getitem__
+    """x[mask], and x[mask] = rows"""
+    inner, put = torch.Tensor.__getitem__, torch.Tensor.__setitem__
     masked = (torch.bool, torch.uint8)
+
+    def is_mask(k):
+        return isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked
+
+    def places(keys, rows_of):
+        chosen: list = []
+        for k in keys:
+            if (mask := values.chosen(k)) is not None and mask.dtype in masked:
+                chosen += _columns(torch, mask, k.device)
+            elif is_mask(k):
+                chosen += [torch.zeros(rows_of(k), dtype=torch.int64, device=k.device) for _ in range(k.dim())]
+            else:
+                chosen.append(k)
+        return tuple(chosen)
+
+    def every_row(mask):
+        note(NOTE)
+        return mask.numel()
 
     @functools.wraps(inner)
     def get(tensor, key):
         keys = key if type(key) is tuple else (key,)
-        if any(isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked for k in keys):
-            chosen: list = []
-            for k in keys:
-                if (mask := values.chosen(k)) is not None and mask.dtype in masked:
-                    chosen += _columns(torch, mask, k.device)
-                elif isinstance(k, torch.Tensor) and k.is_cuda and k.dtype in masked:
-                    note(NOTE)
-                    chosen += [torch.zeros(k.numel(), dtype=torch.int64, device=k.device) for _ in range(k.dim())]
-                else:
-                    chosen.append(k)
-            key = tuple(chosen)
-        return inner(tensor, key)
+        return inner(tensor, places(keys, every_row) if any(map(is_mask, keys)) else key)
 
-    torch.Tensor.__getitem__ = get
+    @functools.wraps(put)
+    def set_(tensor, key, value):
+        keys = key if type(key) is tuple else (key,)
+        if not any(map(is_mask, keys)) or not isinstance(value, torch.Tensor) or value.numel() == 1:  # one value goes where the mask says
+            return put(tensor, key, value)
+
+        def given_rows(mask):
+            """As many as there are to be put there."""
+            behind = tensor.dim() - mask.dim()
+            return value.shape[0] if len(keys) == 1 and value.dim() == behind + 1 else every_row(mask)
+
+        return put(tensor, places(keys, given_rows), value)
+
+    torch.Tensor.__getitem__, torch.Tensor.__setitem__ = get, set_
     # A type with this method of Python's is a sequence to C, and a tensor of no dimension one without a length.
     for name in ("tensor", "as_tensor"):
         setattr(torch, name, _of_numbers(torch, getattr(torch, name)))
