@@ -9,13 +9,17 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 16> kStyles{
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 20> kStyles{
     {{"colwise", ModuleStyle::Colwise},
      {"rowwise", ModuleStyle::Rowwise},
+     {"rowwise_reduced", ModuleStyle::RowwiseReduced},
      {"head", ModuleStyle::Head},
      {"head_gathered", ModuleStyle::HeadGathered},
      {"sequence", ModuleStyle::Sequence},
      {"gather", ModuleStyle::Gather},
+     {"gather_local", ModuleStyle::GatherLocal},
+     {"gather_output", ModuleStyle::GatherOutput},
+     {"part", ModuleStyle::Part},
      {"local", ModuleStyle::Local},
      {"replicate", ModuleStyle::Replicate},
      {"summed", ModuleStyle::Summed},
@@ -175,7 +179,7 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
     if (!matched && own) return tl::unexpected(matched.error());
     if (!matched) continue;  // an architecture's plan names parts that not every model has
     for (const std::size_t m : *matched) {
-      const bool cuts = *style == ModuleStyle::Colwise || *style == ModuleStyle::Rowwise || is_head(*style);
+      const bool cuts = *style == ModuleStyle::Colwise || is_rowwise(*style) || is_head(*style);
       if (cuts && !can_be_cut(model, model.modules[m])) {
         return fail(plan_error(ErrorCode::Inconsistent, "a " + word + " module must hold a weight of two dimensions",
                                "a linear layer or an embedding",

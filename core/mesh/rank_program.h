@@ -57,11 +57,13 @@ class RankProgram {
   std::int32_t add_value(std::int32_t like, const Cut& cut);
   std::int32_t add_unheld(std::int32_t value, const Cut& cut);
   void set_local(std::int32_t value, const Cut& cut);
+  std::int32_t latest(std::int32_t value) const;
+  bool along_sequence(std::int32_t value) const;
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
   std::int32_t copied(std::int32_t value, const Caller& caller, bool replica, const char* backward = nullptr);
-  std::int32_t parted(std::int32_t value, const Caller& caller);
+  std::int32_t parted(std::int32_t value, const Caller& caller, std::int32_t dim);
   std::int32_t placed_parameter(ParamId param, ModuleId module, std::int32_t call, std::int32_t region);
-  std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
+  std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call, bool scatters = true);
   std::int32_t shaped(const char* name, std::int32_t from, const Shape& shape, ArgList args, const Caller& caller);
   std::int32_t swapped(std::int32_t value, const Shape& sizes, const Shape& to, const Caller& caller);
 

@@ -259,6 +259,33 @@ class Shadow(unittest.TestCase):
                 self.assertEqual({key: job["fsdp"].get(key) for key in fsdp}, fsdp)
                 self.assertEqual("allow_traps" in job["fsdp"], way == "keys", job["fsdp"])
 
+    def test_layers_that_a_script_cuts_by_hand(self):
+        """Its model is captured as it runs on one rank; the ranks that it meets beside FSDP's are the tensor dimension."""
+        settings = {("--beside", "fsdp2", "--recompute"): 2, ("--beside", "fsdp2", "--sequence", "--vocab", "--tensor", "4"): 4, ("--beside", "fsdp1",): 2,
+                    ("--beside", "ddp",): 2, ("--beside", "none", "--tensor", "8", "--vocab"): 8}  # fmt: skip
+        for words, ranks in settings.items():
+            with self.subTest(words):
+                answer, job = self.watch("by_hand.py", *words, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.0005, reserved=0.01, time=None)
+                buckets = {"all-reduce"} if "ddp" in words else set()  # other ones than the plan's, which notes say
+                self.assertEqual({each["kind"] for each in answer["differences"]}, buckets, answer["differences"])
+                self.assertEqual((job["mesh"], job.get("cluster", {}).get("world_size", 8)), ({"tensor": ranks}, 8))
+
+    def test_collectives_of_another_kind_are_told(self):
+        """What no style says: a product that is scattered along its width and gathered by its module."""
+        answer, _ = self.watch("styles.py", "width", flags=("--world", "8"))
+        self.assert_as_planned(answer)
+        kinds = {each["kind"] for each in answer["differences"]}
+        self.assertEqual(kinds, {"gather", "reduce", "all-reduce"}, answer["differences"])
+
+    def test_modules_that_cut_and_gather_along_the_sequence(self):
+        answer, job = self.watch("styles.py", "edges", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, reserved=0.04)
+        self.assertEqual(answer["differences"], [])
+        plan = job["mesh"]["plan"]
+        self.assertEqual({plan["blocks.0"], plan["blocks.2"], plan["blocks.*.gated"]}, {"part", "gather_output", "gather_local"})
+        self.assertNotIn("blocks.*", plan)  # the block between them has none
+
     def test_what_no_plan_cuts_is_told(self):
         for way, text in {"hand": "scale is cut over ranks, and is no layer's", "rows": "head gathers rows that each rank brings"}.items():
             answer, _ = self.watch("styles.py", way, flags=("--world", "8"))

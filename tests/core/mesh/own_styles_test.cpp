@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
 
 #include "core/lowering/lowering.h"
 #include "core/mesh/rank_model.h"
@@ -43,10 +46,79 @@ bool has_row(const Model& model, const std::string& modules, const std::string& 
                      [&](const ParallelStyle& row) { return row.modules == modules && row.style == style; });
 }
 
+std::int64_t count_of(const Model& model, const std::string& name, const std::string& module) {
+  return std::count_if(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+    return op.name == name && op.module.valid() && model.modules[op.module.index()].fqn == module;
+  });
+}
+
+/// Everything along the sequence but what the test says otherwise.
+Job along_the_sequence(std::map<std::string, std::string> otherwise) {
+  Job job = job_of();
+  job.mesh.sequence_parallel = true;
+  const std::string block = "model.layers.*.";
+  for (const char* layer : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"})
+    job.mesh.plan[block + layer] = "colwise";
+  for (const char* layer : {"self_attn.o_proj", "mlp.down_proj"}) job.mesh.plan[block + layer] = "rowwise";
+  for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) job.mesh.plan[block + norm] = "sequence";
+  job.mesh.plan["model.layers.0"] = "part";
+  job.mesh.plan["model.layers.1"] = "gather_output";
+  for (auto& [name, style] : otherwise) job.mesh.plan[name] = style;
+  return job;
+}
+
 std::int64_t gathers_in(const Model& model, const std::string& module) {
   return std::count_if(model.ops.begin(), model.ops.end(), [&](const Op& op) {
     return op.name == "mesh.all_gather" && op.module.valid() && model.modules[op.module.index()].fqn == module;
   });
+}
+
+TEST(OwnStyles, TheFirstBlockTakesItsPartAndTheLastOneGathers) {
+  const Job job = along_the_sequence({});
+  const auto model = rank_model(llama(job), job);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(count_of(*model, "mesh.part", "model.layers.0"), 1);
+  EXPECT_EQ(count_of(*model, "mesh.part", "model.layers.1"), 0);
+  EXPECT_EQ(gathers_in(*model, "model.layers.0"), 0);
+  EXPECT_EQ(gathers_in(*model, "model.layers.1"), 1);
+  const ParamInfo& norm = param(*model, "model.norm.weight");  // reads what is whole again
+  EXPECT_EQ(norm.part.dimension, -1);
+  EXPECT_FALSE(has_row(*model, "model.norm", "lacks"));
+  EXPECT_TRUE(build_plan(*model, job));
+}
+
+TEST(OwnStyles, WhatAModuleGathersAsALocalTensorIsSummedLayerByLayer) {
+  const auto copies_and_scatters = [](const char* style) {
+    const Job job = along_the_sequence({{"model.layers.*.mlp", style}});
+    const auto model = rank_model(llama(job), job);
+    EXPECT_TRUE(model) << model.error().message;
+    std::pair<std::int64_t, std::string> found;
+    for (const Op& op : model->ops) {
+      if (!op.module.valid()) continue;
+      const std::string& module = model->modules[op.module.index()].fqn;
+      if (op.name == "mesh.copy" && module.starts_with("model.layers.0.mlp.")) ++found.first;
+      if (op.name == "mesh.all_gather" && module == "model.layers.0.mlp")
+        found.second = std::get<std::string>(op.args[4].value);
+    }
+    return found;
+  };
+  EXPECT_EQ(copies_and_scatters("gather"), (std::pair<std::int64_t, std::string>{0, "reduce_scatter"}));
+  EXPECT_EQ(copies_and_scatters("gather_local"), (std::pair<std::int64_t, std::string>{2, "slice"}));
+}
+
+/// The sum of a layer is gathered by the module around it, and read by others as that.
+TEST(OwnStyles, WhatWasScatteredIsGatheredByTheModuleAroundIt) {
+  const Job job = along_the_sequence({{"model.layers.*.mlp", "gather_output"},
+                                      {"model.layers.*.self_attn.o_proj", "rowwise_reduced"},
+                                      {"model.layers.*.input_layernorm", "replicate"},
+                                      {"model.layers.*.post_attention_layernorm", "replicate"},
+                                      {"model.layers.0", "gather"},
+                                      {"model.layers.1", "gather"}});
+  const auto model = rank_model(llama(job), job);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(count_of(*model, "mesh.all_reduce", "model.layers.0.self_attn.o_proj"), 1);
+  EXPECT_EQ(count_of(*model, "mesh.reduce_scatter", "model.layers.0.mlp.down_proj"), 1);
+  EXPECT_EQ(gathers_in(*model, "model.layers.0.mlp"), 1);
 }
 
 TEST(OwnStyles, AttentionTakesItsQueriesHeadsOfKeysThatAreWhole) {
