@@ -86,7 +86,7 @@ class Carrier {
     if (name_ == "unsqueeze" || name_ == "squeeze" || name_ == "expand" || name_ == "expand_as") return stretched();
     if (name_ == "slice" || name_ == "select" || name_ == "narrow") return parts();
     if (name_ == "split" || name_ == "split_with_sizes" || name_ == "chunk" || name_ == "unbind") return pieces();
-    if (name_ == "cat") return joined();
+    if (name_ == "cat" || name_ == "stack") return joined();
     if (name_ == "view_as_complex" || name_ == "view_as_real") return same_dim(args_.front());
     if (name_ == "mm" || name_ == "addmm" || name_ == "bmm" || name_ == "baddbmm") return multiplied();
     if (name_ == "matmul") return batched();
@@ -303,6 +303,11 @@ class Carrier {
     const Cut cut = first == args_.end() ? Cut() : first->cut;
     for (const CutTensor& x : args_)
       if (!empty(x) && !(x.cut == cut)) return fail(errors_.mixes("its parts are cut differently"));
+    if (name_ == "stack") {  // along a dimension of its own
+      Cut out = cut;
+      if (dim <= cut.dim) ++out.dim;
+      return Cuts{out};
+    }
     if (dim == cut.dim) return fail(errors_.mixes("it joins along the cut dimension"));
     return Cuts{cut};
   }

@@ -11,6 +11,7 @@
 #include "core/lowering/lowering.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
+#include "core/model/model_json.h"
 #include "core/plan/build_plan.h"
 
 namespace foreshard {
@@ -71,6 +72,48 @@ std::int64_t gathers_in(const Model& model, const std::string& module) {
   return std::count_if(model.ops.begin(), model.ops.end(), [&](const Op& op) {
     return op.name == "mesh.all_gather" && op.module.valid() && model.modules[op.module.index()].fqn == module;
   });
+}
+
+/// Pairs of neighbouring elements are turned (rotary positions of GLM, Cohere and others).
+constexpr const char* kTurned =
+    R"({"schema": "foreshard.model/2", "name": "turned", "lifetimes": "recorded", "has_loss": true,
+ "inputs": [{"name": "x", "shape": [2, 6, 8], "dtype": "float32"}],
+ "modules": [{"fqn": "", "class": "Net"}, {"fqn": "q", "class": "Linear"}, {"fqn": "o", "class": "Linear"}],
+ "params": [{"fqn": "q.weight", "shape": [8, 8], "dtype": "float32"}, {"fqn": "o.weight", "shape": [8, 16], "dtype": "float32"}],
+ "ops": [{"op": "aten.linear.default", "module": "q", "args": ["%x", "@q.weight"], "out": [{"name": "h", "shape": [2, 6, 8], "dtype": "float32"}]},
+         {"op": "aten.stack.default", "module": "", "args": [["%h", "%h"], -1], "out": [{"name": "s", "shape": [2, 6, 8, 2], "dtype": "float32"}]},
+         {"op": "aten.view.default", "module": "", "args": ["%s", [2, 6, 16]], "out": [{"name": "v", "shape": [2, 6, 16], "dtype": "float32"}]},
+         {"op": "aten.linear.default", "module": "o", "args": ["%v", "@o.weight"], "out": [{"name": "y", "shape": [2, 6, 8], "dtype": "float32"}]},
+         {"op": "aten.sum.default", "module": "", "args": ["%y"], "out": [{"name": "loss", "shape": [], "dtype": "float32"}]}],
+ "module_calls": [{"module": "", "args": ["x"]}, {"module": "q", "args": ["x"]}, {"module": "o", "args": ["v"]}],
+ "outputs": ["loss"]})";
+
+TEST(OwnStyles, WhatIsStackedStaysCut) {
+  Job job = job_of();
+  job.mesh.plan = {{"q", "colwise"}, {"o", "rowwise"}};
+  const auto model = rank_model(parse_model_json(kTurned, "model.json").value(), job);
+  ASSERT_TRUE(model) << model.error().message;
+  const auto stacked =
+      std::find_if(model->ops.begin(), model->ops.end(), [](const Op& op) { return op.name == "aten.stack.default"; });
+  EXPECT_EQ(model->values[stacked->out.front().index()].shape, (Shape{2, 6, 4, 2}));
+  EXPECT_EQ(param(*model, "o.weight").shape, (Shape{8, 8}));
+}
+
+TEST(OwnStyles, WrongPlansAreToldWhatWouldBeRight) {
+  Job job = job_of();
+  const auto told = [&](std::map<std::string, std::string> plan) {
+    job.mesh.plan = std::move(plan);
+    auto model = rank_model(llama(job), job);
+    EXPECT_FALSE(model);
+    return model ? Error{} : model.error();
+  };
+  EXPECT_NE(told({{"layers.*.wq", "colwise"}}).hint.find("model.layers.*.self_attn.q_proj"), std::string::npos);
+  const Error experts = told({{"model.layers.*.mlp", "experts"}});
+  EXPECT_EQ(experts.place, "mesh.plan");
+  EXPECT_NE(experts.expected.find("mesh.expert"), std::string::npos);
+  EXPECT_NE(told({{"model.layers.*.mlp.up_proj", "colwise"}}).hint.find("other operands"), std::string::npos);
+  job.mesh.sequence_parallel = true;
+  EXPECT_NE(told({{"model.layers.*.mlp.down_proj", "rowwise"}}).hint.find("rowwise_reduced"), std::string::npos);
 }
 
 TEST(OwnStyles, TheFirstBlockTakesItsPartAndTheLastOneGathers) {

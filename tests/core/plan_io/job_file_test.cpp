@@ -402,6 +402,24 @@ TEST(JobFile, AMeshPlanAndABudgetAreReadAndWritten) {
   EXPECT_EQ(again->job, job->job);
 }
 
+/// What planning says of a key, or of a module, is said of the file that the job came from.
+TEST(JobFile, ErrorsOfPlanningAreLocatedWhereTheirKeyWasSet) {
+  const auto loaded = parse("mesh.tensor = 2\n", {"mesh.context=2"});
+  ASSERT_TRUE(loaded) << loaded.error().message;
+  const auto at = [&](const char* place, const char* file = "") {
+    Error error;
+    error.place = place;
+    error.file = file;
+    error = located(error, *loaded);
+    return error.file + "|" + error.place;
+  };
+  EXPECT_EQ(at("mesh.tensor"), "job.toml|mesh.tensor (line 2)");
+  EXPECT_EQ(at("mesh.context"), "|--set mesh.context");
+  EXPECT_EQ(at("mesh.sequence_parallel"), "job.toml|mesh.sequence_parallel");
+  EXPECT_EQ(at("layers.0.attention"), "job.toml|layers.0.attention");
+  EXPECT_EQ(at("mesh.tensor", "other"), "other|mesh.tensor");
+}
+
 TEST(JobFile, AnInitialisationNobodyKnowsIsRefused) {
   for (const char* word : {"normal", "normal:", "normal:-1", "normal:0.02x", "ones"}) {
     const auto job =
