@@ -330,6 +330,14 @@ class Shadow(unittest.TestCase):
         _, job = self.watch("mesh.py", "--experts")  # it sets no divide factor
         self.assertEqual(job["mesh"], {"expert": 2, "expert_divide_factor": -1, "plan": {"blocks.*.experts": "experts"}})
 
+    def test_experts_beside_sequences_that_ranks_share(self):
+        """What the ring sends on in backward is no exchange of the script's: experts are whole in the model, and the plan cuts them."""
+        with tempfile.TemporaryDirectory() as folder:
+            _, job = self.watch("mesh.py", "--experts", "--context", "modules", flags=("--world", "4", "--out", folder))
+            document = json.loads((pathlib.Path(folder) / "model.json").read_text())
+        self.assertEqual({key: job["mesh"].get(key) for key in ("expert", "context", "plan")}, {"expert": 2, "context": 2, "plan": {"blocks.*.experts": "experts"}})
+        self.assertEqual([row["shape"] for row in document["params"] if row["fqn"] == "blocks.0.experts.stacked"], [[4, 256, 256]])
+
     def test_checkpoint_wrappers_inside_of_units_and_around_them(self):
         for words in (("fsdp1", "inside"), ("fsdp1", "around"), ("fsdp2", "around"), ("fsdp2", "both"), ("fsdp1", "inside", "reentrant"),
                       ("fsdp2", "inside", "reentrant")):  # fmt: skip

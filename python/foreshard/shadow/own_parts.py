@@ -14,18 +14,19 @@ _own = False
 _is_decided = False  # what the copy of the model calls is no news
 _tries = 0
 _MOST_TRIES = 500  # collectives that are looked at
+_OF_DTENSORS = "/torch/distributed/tensor/"
 _LAYERS = {"colwise", "rowwise", "head", "head_gathered", "packed_colwise"}  # words of mesh.plan that cut layers
 _NEAR = 4  # frames between a module's forward and what it calls
 
 
 def exchanged() -> None:
     """An all-to-all is called. Hooks of distribute_module() are no part of the copy of the model that is captured: the plan's own exchange
-    stands for them (core/mesh). Whatever else calls one is."""
+    stands for them (core/mesh); so does its ring for what context ranks send on. Whatever else calls one is."""
     global _own
     if _is_decided:
         return
     frame = None if _own else sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.endswith("/torch/distributed/tensor/_api.py"):
+    while frame is not None and _OF_DTENSORS not in frame.f_code.co_filename:
         frame = frame.f_back
     _own = _own or frame is None
 
