@@ -7,6 +7,7 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
+#include "core/job/located_error.h"
 #include "core/plan/actions/build_actions.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/checks/plan_dag.h"

@@ -9,6 +9,7 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
+#include "core/job/located_error.h"
 #include "core/output_file.h"
 #include "core/plan/graph/script.h"
 #include "sim/play/action_start.h"

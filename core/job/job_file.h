@@ -45,10 +45,6 @@ Result<LoadedJob> load_job(const std::string& path, const std::vector<std::strin
 Result<LoadedJob> parse_job(std::string_view text, const std::string& file, const JobOverrides& overrides);
 Result<LoadedJob> parse_job(std::string_view text, const std::string& file, const std::vector<std::string>& sets);
 
-/// An error of a job that is planned, which names a key or a module alone, with where the key's value came from: the
-/// file and its line, or --set.
-Error located(Error error, const LoadedJob& loaded);
-
 /// One `section.key=value`, read once to be applied to many jobs.
 struct JobSetting {
   std::size_t key = 0;  // index in job_keys()

@@ -105,7 +105,20 @@ class Carrier {
                                                rule->form == OpForm::InPlace || rule->form == OpForm::Alias ||
                                                rule->form == OpForm::CopyIfNeeded);
     if (pointwise || name_ == "clone" || name_ == "native_dropout" || name_ == "_to_copy") return pointwise_cuts();
+    if (group_.own_rows) return of_own_rows();
     return fail(errors_.mixes("there is no rule that carries the cut through it"));
+  }
+
+  /// Of rows of its own a rank makes as much as of any: results with as many rows are cut as they are.
+  Result<Cuts> of_own_rows() {
+    const auto cut = std::find_if(args_.begin(), args_.end(), [](const CutTensor& x) { return x.cut.cut(); });
+    const bool of_rows =
+        std::all_of(args_.begin(), args_.end(), [](const CutTensor& x) { return !x.cut.cut() || x.cut.dim == 0; });
+    if (!of_rows) return fail(errors_.mixes("there is no rule that carries the cut through it"));
+    Cuts out;
+    for (const Shape& shape : results_)
+      out.push_back(!shape.empty() && shape.front() == cut->shape.front() ? cut->cut : Cut());
+    return out;
   }
 
   /// Rows that were sent to the rank's experts, by their weights; or all rows, by a part of every expert's matrix.
@@ -412,6 +425,14 @@ class Carrier {
 
   Result<Cuts> attended() {
     const Cut cut = args_[0].cut;
+    const bool by_rows =
+        std::all_of(args_.begin(), args_.begin() + 3, [](const CutTensor& x) { return x.cut.dim == 0; });
+    if (by_rows) {  // sequences of the rank's own; of random states there are two
+      Cuts out;
+      for (const Shape& shape : results_)
+        out.push_back(shape.size() > 1 && shape.front() == args_[0].shape.front() ? cut : Cut());
+      return out;
+    }
     for (std::size_t i = 0; i < 3; ++i) {
       if (args_[i].cut.dim != 1) return fail(errors_.mixes("attention is cut by heads alone"));
     }
@@ -469,6 +490,9 @@ class Carrier {
     const std::size_t position = name_ == "linalg_vector_norm" || name_ == "norm" || name_ == "topk" ? 2 : 1;
     const auto dims = integers(op_, position, "dim");
     const bool all = dims.empty();
+    const bool over_cut =
+        all || std::any_of(dims.begin(), dims.end(), [&](std::int64_t dim) { return wrap(dim, rank) == x.cut.dim; });
+    if (group_.own_rows && over_cut) return Cuts(results_.size());
     std::int32_t gone = 0;
     for (const std::int64_t dim : dims) {
       if (wrap(dim, rank) == x.cut.dim) {

@@ -9,7 +9,7 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 20> kStyles{
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 21> kStyles{
     {{"colwise", ModuleStyle::Colwise},
      {"rowwise", ModuleStyle::Rowwise},
      {"rowwise_reduced", ModuleStyle::RowwiseReduced},
@@ -20,6 +20,7 @@ constexpr std::array<std::pair<std::string_view, ModuleStyle>, 20> kStyles{
      {"gather_local", ModuleStyle::GatherLocal},
      {"gather_output", ModuleStyle::GatherOutput},
      {"part", ModuleStyle::Part},
+     {"rows", ModuleStyle::Rows},
      {"local", ModuleStyle::Local},
      {"replicate", ModuleStyle::Replicate},
      {"summed", ModuleStyle::Summed},
@@ -146,6 +147,10 @@ Result<void> check_style(const Model& model, const MeshOptions& mesh, ModuleStyl
     return fail(plan_error(ErrorCode::Inconsistent, "a " + word + " module must hold a weight of two dimensions",
                            "a linear layer or an embedding", module.fqn + ", a " + module.class_name,
                            "narrow the pattern \"" + pattern + "\""));
+  }
+  if (style == ModuleStyle::Rows && module.parent.valid()) {
+    return fail(plan_error(ErrorCode::Inconsistent, "rows of the ranks' own are the whole model's",
+                           "the root module (\"\" = \"rows\")", module.fqn, "change the pattern \"" + pattern + "\""));
   }
   if ((style == ModuleStyle::Experts || style == ModuleStyle::CutExperts) && mesh.expert <= 1) {
     return fail(

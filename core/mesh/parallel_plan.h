@@ -28,6 +28,7 @@ enum class ModuleStyle : std::uint8_t {
   GatherLocal,   // "gather_local": the same as a local tensor, of which each layer sums its own gradient
   GatherOutput,  // "gather_output": what it hands on is gathered along the sequence (PrepareModuleOutput)
   Part,          // "part": handed its rank's part of the sequence of what is whole (PrepareModuleInput)
+  Rows,          // "rows", of the root: each rank brings rows of its own (the first dimension), layers gather them
   Local,         // "local": runs on this rank's part of the sequence alone, with whole weights (local_map)
   Replicate,     // "replicate": whole weights that the mesh knows, input and result whole (torchtitan's NoParallel)
   Summed,        // "summed": input gathered once; what comes out is a term of the ranks' sum (PrepareModuleInputOutput)
@@ -46,7 +47,7 @@ constexpr bool is_rowwise(ModuleStyle style) {
 constexpr bool cuts_no_weights(ModuleStyle style) {
   constexpr ModuleStyle kOnes[] = {ModuleStyle::None,         ModuleStyle::Gather, ModuleStyle::GatherLocal,
                                    ModuleStyle::GatherOutput, ModuleStyle::Part,   ModuleStyle::Summed,
-                                   ModuleStyle::Split};
+                                   ModuleStyle::Split,        ModuleStyle::Rows};
   for (const ModuleStyle one : kOnes)
     if (one == style) return true;
   return false;

@@ -78,6 +78,7 @@ ProgramCutter::ProgramCutter(Model& model, const std::vector<ModuleStyle>& style
 Result<void> ProgramCutter::run() {
   ops_.reserve(old_.size() + old_.size() / 8);
   find_homes();
+  if (auto rows = cut_inputs(); !rows) return rows;
   for (std::size_t i = 0; i < old_.size(); ++i) {
     region_ = ops_.empty() ? -1 : ops_.back().region;  // of what closes
     if (auto opened = open_modules(old_[i], static_cast<std::int32_t>(i)); !opened) return opened;
@@ -319,7 +320,7 @@ void ProgramCutter::set_results(const Op& op, std::vector<Cut> cuts, std::int32_
   for (std::size_t k = 0; k < op.out.size(); ++k) {
     const ValueId id = op.out[k];
     if (!id.valid()) continue;
-    if (of_sequence && cuts[k].dim == kSequenceDim) cuts[k].spread = true;  // a DTensor: use_local_output is false
+    if (of_sequence && cuts[k].dim == part_dim()) cuts[k].spread = true;  // a DTensor: use_local_output is false
     if (inside(ModuleStyle::Replicate) && !cuts[k].cut()) {
       cuts[k].spread = true;  // a DTensor too
       cuts[k].replica = false;

@@ -286,8 +286,15 @@ class Shadow(unittest.TestCase):
         self.assertEqual({plan["blocks.0"], plan["blocks.2"], plan["blocks.*.gated"]}, {"part", "gather_output", "gather_local"})
         self.assertNotIn("blocks.*", plan)  # the block between them has none
 
+    def test_rows_that_each_tensor_rank_brings(self):
+        """The model is captured with all ranks' rows; what no layer gathers trains on a rank's own (trap 54)."""
+        answer, job = self.watch("styles.py", "own", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, reserved=0.04)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["mesh"]["plan"][""], job["fsdp"]["allow_traps"]), ("rows", [54]))
+
     def test_what_no_plan_cuts_is_told(self):
-        for way, text in {"hand": "scale is cut over ranks, and is no layer's", "rows": "head gathers rows that each rank brings"}.items():
+        for way, text in {"hand": "scale is cut over ranks, and is no layer's", "rows": "head hands on rows of what it has made columns of"}.items():
             answer, _ = self.watch("styles.py", way, flags=("--world", "8"))
             self.assertTrue(any(text in note for note in answer["notes"]), answer["notes"])
             self.assertFalse(answer["plan"])

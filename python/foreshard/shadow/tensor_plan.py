@@ -77,6 +77,8 @@ def found(root) -> dict | None:
         if word is not None:
             words[names.clean(name)] = word
     words |= {} if sequence else dict.fromkeys(silent, "replicate")
+    if not sequence and brings_rows(root):
+        words[""] = "rows"
     if sequence:
         words |= _given_whole(root, words)
         words |= {name: "rowwise_reduced" for name, word in words.items() if word == "rowwise" and _hands_on_whole(root.get_submodule(paths[name]))}
@@ -97,19 +99,20 @@ def why_not(root) -> str | None:
         cut = getattr(each, "is_dtensor", False) and any(one.is_shard() for one in each._tp_spec.placements)
         if cut and _word(module, parts.get(id(module), [])) is None and id(module) in parts:
             return f"{name} is cut over ranks, and is no layer's, table's or stacked matrix that a plan cuts: not planned"
-    return _given_rows(root)
-
-
-def _given_rows(root) -> str | None:
-    """A layer that gathers what each rank brings as rows of its own: the model's inputs are parts, and it has no whole ones to be captured with."""
-    cut = found(root)
-    if cut is None or cut["sequence"]:
-        return None
     for name, module in root.named_modules():
+        layout, _ = _output(module)
+        if _word(module, parts.get(id(module), [])) == "colwise" and layout is not None and layout.is_shard(0):
+            return f"{names.clean(name)} hands on rows of what it has made columns of (an all-to-all): not planned"
+    return None
+
+
+def brings_rows(root) -> bool:
+    """A layer gathers what each rank brings as rows of its own: the model's inputs are parts of what all ranks have."""
+    for module in root.modules() if root is not None else ():
         taken = _placements(module._forward_pre_hooks)
         if isinstance(getattr(module, "weight", None), _dtensor()) and any(each.is_shard(0) for each in taken):
-            return f"{names.clean(name)} gathers rows that each rank brings of its own: the model's input is a part, which is not planned"
-    return None
+            return True
+    return False
 
 
 def _dtensor() -> type:

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "core/lowering/lowering.h"
 #include "core/mesh/rank_model.h"
@@ -97,6 +98,45 @@ TEST(OwnStyles, WhatIsStackedStaysCut) {
       std::find_if(model->ops.begin(), model->ops.end(), [](const Op& op) { return op.name == "aten.stack.default"; });
   EXPECT_EQ(model->values[stacked->out.front().index()].shape, (Shape{2, 6, 4, 2}));
   EXPECT_EQ(param(*model, "o.weight").shape, (Shape{8, 8}));
+}
+
+/// Layers that gather the rows that each rank brings, and scatter what they make (PyTorch's sequence_parallel_example).
+constexpr const char* kRows =
+    R"({"schema": "foreshard.model/2", "name": "rows", "lifetimes": "recorded", "has_loss": true,
+ "inputs": [{"name": "x", "shape": [6, 4], "dtype": "float32"}],
+ "modules": [{"fqn": "", "class": "Net"}, {"fqn": "norm", "class": "LayerNorm"}, {"fqn": "a", "class": "Linear"}, {"fqn": "b", "class": "Linear"}],
+ "params": [{"fqn": "norm.weight", "shape": [4], "dtype": "float32"}, {"fqn": "a.weight", "shape": [8, 4], "dtype": "float32"},
+            {"fqn": "b.weight", "shape": [4, 8], "dtype": "float32"}],
+ "ops": [{"op": "aten.mul.Tensor", "module": "norm", "args": ["%x", "@norm.weight"], "out": [{"name": "n", "shape": [6, 4], "dtype": "float32"}]},
+         {"op": "aten.linear.default", "module": "a", "args": ["%n", "@a.weight"], "out": [{"name": "h", "shape": [6, 8], "dtype": "float32"}]},
+         {"op": "aten.linear.default", "module": "b", "args": ["%h", "@b.weight"], "out": [{"name": "y", "shape": [6, 4], "dtype": "float32"}]},
+         {"op": "aten.mean.default", "module": "", "args": ["%y"], "out": [{"name": "loss", "shape": [], "dtype": "float32"}]}],
+ "module_calls": [{"module": "", "args": ["x"]}, {"module": "norm", "args": ["x"]}, {"module": "a", "args": ["n"]}, {"module": "b", "args": ["h"]}],
+ "outputs": ["loss"]})";
+
+TEST(OwnStyles, RowsThatEachRankBringsAreGatheredAndScattered) {
+  Job job = job_of();
+  job.mesh.plan = {{"", "rows"}, {"a", "colwise"}, {"b", "rowwise"}};
+  const Model whole = parse_model_json(kRows, "model.json").value();
+  const auto model = rank_model(whole, job);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(model->values[model->inputs.front().index()].shape, (Shape{3, 4}));
+  std::vector<std::string> names;
+  for (const Op& op : model->ops) {
+    names.push_back(op.name);
+    if (op.name == "mesh.all_gather" || op.name == "mesh.reduce_scatter") {
+      EXPECT_EQ(std::get<std::int64_t>(op.args[2].value), 0) << op.name;
+    }
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"aten.mul.Tensor", "mesh.all_gather", "aten.linear.default",
+                                             "aten.linear.default", "mesh.reduce_scatter", "aten.mean.default"}));
+  EXPECT_TRUE(has_row(*model, "norm.weight", "partial"));  // each rank has the gradient of its own rows
+  EXPECT_TRUE(has_row(*model, "", "rows"));
+  job.cluster.world_size = job.mesh.tensor = 4;
+  EXPECT_EQ(rank_model(whole, job).error().place, "x");
+  job = job_of();
+  job.mesh.plan = {{"a", "rows"}, {"b", "rowwise"}};
+  EXPECT_EQ(rank_model(whole, job).error().place, "mesh.plan");
 }
 
 TEST(OwnStyles, WrongPlansAreToldWhatWouldBeRight) {

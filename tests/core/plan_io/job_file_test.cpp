@@ -13,6 +13,7 @@
 
 #include "core/job/job_keys.h"
 #include "core/job/key_meaning.h"
+#include "core/job/located_error.h"
 #include "core/job/not_built.h"
 
 namespace foreshard {

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor import parallel as tp
 
 parser = argparse.ArgumentParser()
-parser.add_argument("way", choices=["told", "keys", "tied", "inner", "table", "fsdp1", "silent", "hand", "rows", "width", "edges"])
+parser.add_argument("way", choices=["told", "keys", "tied", "inner", "table", "fsdp1", "silent", "hand", "rows", "width", "edges", "own"])
 way = parser.parse_args().way
 SEQ, DIM, HEADS, WIDTH, WORDS = 256, 256, 8, 32, 4000
 dist.init_process_group("nccl")
@@ -104,6 +104,8 @@ def cut(model):
             plan |= {"norm": tp.SequenceParallel(), "norm2": tp.SequenceParallel(), "gated.gate": columns(), "gated.up": columns()}
             plan |= {"gated": tp.PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(whole,), use_local_output=True)}
             plan["gated.down"] = rows(output_layouts=part)
+        if way == "own":  # each rank has rows of its own, which these layers gather
+            plan = {f"gated.{name}": columns(input_layouts=Shard(0)) for name in ("gate", "up")} | {"gated.down": rows(output_layouts=Shard(0))}
         if way == "width":
             plan["gated.down"] = rows(output_layouts=Shard(-1))
             plan["gated"] = tp.PrepareModuleOutput(output_layouts=(Shard(-1),), desired_output_layouts=(whole,))
