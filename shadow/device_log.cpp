@@ -30,7 +30,7 @@ const std::map<std::string, Word, std::less<>>& collectives() {
       {"ncclAllReduce", {CollectiveKind::AllReduce, SpanKind::AllReduce}},
       {"ncclReduce", {CollectiveKind::Other, SpanKind::AllReduce}},
       {"ncclBroadcast", {CollectiveKind::Broadcast, SpanKind::Broadcast}},
-      {"ncclAlltoAll", {CollectiveKind::Other, SpanKind::SendRecv}},
+      {"ncclAlltoAll", {CollectiveKind::AllToAll, SpanKind::SendRecv}},
       {"ncclSend", {CollectiveKind::Other, SpanKind::SendRecv}},
       {"ncclRecv", {CollectiveKind::Other, SpanKind::SendRecv}}};
   return kWords;

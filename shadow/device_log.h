@@ -12,7 +12,7 @@
 
 namespace foreshard::shadow {
 
-enum class CollectiveKind : std::uint8_t { Gather, Reduce, AllReduce, Broadcast, Other };
+enum class CollectiveKind : std::uint8_t { Gather, Reduce, AllReduce, Broadcast, AllToAll, Other };
 
 struct LoggedCollective {
   CollectiveKind kind = CollectiveKind::Other;

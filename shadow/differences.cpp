@@ -13,6 +13,7 @@ namespace foreshard::shadow {
 namespace {
 
 constexpr std::size_t kNamed = 4;  // units that a sentence names
+constexpr Bytes kFigure = 256;     // less is a number that scripts log, as a loss
 
 const char* word_of(CollectiveKind kind) {
   switch (kind) {
@@ -20,6 +21,7 @@ const char* word_of(CollectiveKind kind) {
     case CollectiveKind::Reduce: return "reduce";
     case CollectiveKind::AllReduce: return "all-reduce";
     case CollectiveKind::Broadcast: return "broadcast";
+    case CollectiveKind::AllToAll: return "all-to-all";
     case CollectiveKind::Other: return "collective";
   }
   return "collective";
@@ -42,6 +44,16 @@ std::string of_elements(Bytes bytes) {
   return fmt::format("{} bytes", bytes);
 }
 
+CollectiveKind kind_of(SpanKind kind) {
+  switch (kind) {
+    case SpanKind::AllGather: return CollectiveKind::Gather;
+    case SpanKind::ReduceScatter: return CollectiveKind::Reduce;
+    case SpanKind::AllReduce: return CollectiveKind::AllReduce;
+    case SpanKind::SendRecv: return CollectiveKind::AllToAll;
+    default: return CollectiveKind::Other;
+  }
+}
+
 /// Of one unit and kind in one step.
 struct Amounts {
   std::int64_t count = 0;
@@ -58,7 +70,7 @@ bool meets(const LoggedCollective& each) { return each.ranks > 1; }
 Table table_of(const std::vector<LoggedCollective>& collectives) {
   Table table;
   for (const LoggedCollective& each : collectives) {
-    if (!meets(each) || each.kind == CollectiveKind::Other) continue;
+    if (!meets(each) || each.kind == CollectiveKind::Other || each.kind == CollectiveKind::AllToAll) continue;
     Amounts& amounts = table[{each.kind, each.unit}];
     ++amounts.count;
     amounts.bytes = std::max(amounts.bytes, each.bytes);
@@ -78,9 +90,9 @@ std::set<std::string> units_of(const Table& table) {
 
 class Comparison {
  public:
-  Comparison(const std::vector<LoggedCollective>& script, const Plan& plan, bool meets_inside)
+  Comparison(const std::vector<LoggedCollective>& script, const Plan& plan, const std::vector<LoggedCollective>* inside)
       : script_(script),
-        meets_inside_(meets_inside),
+        inside_(inside),
         planned_(planned_collectives(plan)),
         in_script_(table_of(script)),
         in_plan_(table_of(planned_)) {}
@@ -90,6 +102,7 @@ class Comparison {
     for (const CollectiveKind kind :
          {CollectiveKind::Gather, CollectiveKind::Reduce, CollectiveKind::AllReduce, CollectiveKind::Broadcast})
       counts_and_sizes(kind);
+    if (inside_ != nullptr) of_the_program();
     if (found_.empty()) order();
     return std::move(found_);
   }
@@ -127,7 +140,7 @@ class Comparison {
       for (const auto& [key, amounts] : *table)
         if (key.first == kind) units.insert(key.second);
     }
-    if (meets_inside_) units.erase("");
+    if (inside_ != nullptr) units.erase("");
     for (const std::string& unit : units) {
       const bool one_sided = std::find(missing_.begin(), missing_.end(), unit) != missing_.end() ||
                              std::find(extra_.begin(), extra_.end(), unit) != extra_.end();
@@ -161,11 +174,38 @@ class Comparison {
     }
   }
 
+  /// By kind and bytes of the whole vector. A ring's sends are none; all-to-alls of given sizes are sends as well.
+  void of_the_program() {
+    using Met = std::map<std::pair<CollectiveKind, Bytes>, std::int64_t>;
+    const auto count = [](const std::vector<LoggedCollective>& all, Met& met) {
+      for (const LoggedCollective& each : all) {
+        const bool told = each.kind != CollectiveKind::Other && each.kind != CollectiveKind::Broadcast;
+        if (told && meets(each) && each.unit.empty() && each.bytes >= kFigure) ++met[{each.kind, each.bytes}];
+      }
+    };
+    Met script, plan;
+    count(script_, script);
+    count(planned_, plan);
+    count(*inside_, plan);
+    const bool sends = std::any_of(script_.begin(), script_.end(),
+                                   [](const auto& each) { return each.kind == CollectiveKind::Other; });
+    Met all = script;
+    all.insert(plan.begin(), plan.end());
+    for (const auto& [key, unused] : all) {
+      const std::int64_t is = script[key], should = plan[key];
+      if (is == should || (sends && key.first == CollectiveKind::AllToAll)) continue;
+      const std::string word = word_of(key.first);
+      found_.push_back({word, shown(""), std::to_string(is), std::to_string(should),
+                        fmt::format("{}: {} {}{} of {} bytes a step in the script, {} in the plan", shown(""), is, word,
+                                    is == 1 ? "" : "s", key.second, should)});
+    }
+  }
+
   void order() {
     const auto of_units = [this](const std::vector<LoggedCollective>& all) {
       std::vector<Key> keys;
       for (const LoggedCollective& each : all) {
-        if (meets_inside_ && each.unit.empty()) continue;
+        if (inside_ != nullptr && each.unit.empty()) continue;
         if (meets(each) && (each.kind == CollectiveKind::Gather || each.kind == CollectiveKind::Reduce))
           keys.push_back({each.kind, each.unit});
       }
@@ -183,7 +223,7 @@ class Comparison {
   }
 
   const std::vector<LoggedCollective>& script_;
-  const bool meets_inside_;
+  const std::vector<LoggedCollective>* inside_;
   const std::vector<LoggedCollective> planned_;
   const Table in_script_, in_plan_;
   std::vector<std::string> missing_, extra_;
@@ -215,9 +255,36 @@ std::vector<LoggedCollective> planned_collectives(const Plan& plan) {
   return all;
 }
 
+std::vector<LoggedCollective> collectives_inside(const Plan& plan, const Timeline& timeline) {
+  std::vector<LoggedCollective> all;
+  if (plan.iterations.empty()) return all;
+  // Instructions are counted over all iterations played: the plan's last one may have been played several times.
+  const std::vector<Instruction>& steady = plan.iterations.back().instructions;
+  const auto size = static_cast<std::int64_t>(steady.size());
+  std::int64_t before = 0, round = 0;
+  for (const PlanIteration& iteration : plan.iterations)
+    before += static_cast<std::int64_t>(iteration.instructions.size());
+  before -= size;
+  std::map<NameId, std::int64_t> ranks;
+  for (std::size_t n = 0; n < timeline.names.size(); ++n) {
+    for (const PlanCommunicator& each : plan.communicators)
+      if (each.name == timeline.names[n]) ranks[NameId(n)] = static_cast<std::int64_t>(each.ranks.size());
+  }
+  for (const Span& span : timeline.spans) {
+    const std::int64_t number = span.instruction.valid() ? span.instruction.value - before : -1;
+    const auto group = ranks.find(span.communicator);
+    const CollectiveKind kind = kind_of(span.kind);
+    if (number < 0 || group == ranks.end() || kind == CollectiveKind::Other) continue;
+    if (is_collective(steady[static_cast<std::size_t>(number % size)].kind)) continue;
+    if (number / size > round) all.clear(), round = number / size;
+    all.push_back({kind, "", span.bytes, 0, group->second});
+  }
+  return all;
+}
+
 std::vector<Difference> schedule_differences(const std::vector<LoggedCollective>& script, const Plan& plan,
-                                             bool meets_inside) {
-  return Comparison(script, plan, meets_inside).find();
+                                             const std::vector<LoggedCollective>* inside) {
+  return Comparison(script, plan, inside).find();
 }
 
 }  // namespace foreshard::shadow

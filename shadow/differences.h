@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/plan.h"
+#include "core/timeline.h"
 #include "shadow/device_log.h"
 #include "shadow/difference.h"
 
@@ -12,10 +13,13 @@ namespace foreshard::shadow {
 /// The collectives of a plan's steady iteration, as the log would have them.
 std::vector<LoggedCollective> planned_collectives(const Plan& plan);
 
-/// A step of the script against the plan's steady one. Units that part alike are told together. `meets_inside`: the
-/// program itself communicates over dimensions of a mesh, which the plan has in its segments: what lies outside of
-/// units is not compared.
+/// Those that the program itself meets over dimensions of a mesh, which the plan has in its segments: of the last
+/// iteration in the plan's simulated timeline.
+std::vector<LoggedCollective> collectives_inside(const Plan& plan, const Timeline& timeline);
+
+/// A step of the script against the plan's steady one. Units that part alike are told together. `inside`:
+/// collectives_inside(), nullptr where there is no mesh; what lies outside of units is then compared by kind and bytes.
 std::vector<Difference> schedule_differences(const std::vector<LoggedCollective>& script, const Plan& plan,
-                                             bool meets_inside = false);
+                                             const std::vector<LoggedCollective>* inside = nullptr);
 
 }  // namespace foreshard::shadow

@@ -96,9 +96,14 @@ class Finder {
     if (setting_.sequence_ranks > 1) context_dimension();
   }
 
-  /// Layers over ranks side by side, and nothing that shards or replicates them: a job of those ranks.
+  /// Layers over ranks side by side, and nothing that shards or replicates them: a job of those ranks. DDP replicates
+  /// plain parts.
   void tensor_ranks_alone() {
     if (setting_.tensor_ranks <= 1) return;
+    if (!setting_.alone) {
+      job().mesh.tensor = setting_.tensor_ranks;
+      return;
+    }
     ClusterOptions& cluster = job().cluster;
     cluster.world_size = job().mesh.tensor = setting_.tensor_ranks;
     cluster.ranks_per_node = std::min<std::int64_t>(setting_.tensor_ranks, machine_.ranks_per_node);

@@ -7,6 +7,7 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
+#include "core/job/located_error.h"
 #include "core/plan/actions/build_actions.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/checks/plan_dag.h"
@@ -75,7 +76,7 @@ ExitCode run_verb(const PlanFlags& flags, const Console& console) {
   if (!loaded) return console.error(loaded.error());
   const Job job = evaluates ? evaluation_job(loaded->job, /*after_training=*/true) : loaded->job;
   auto planned = plan_of(job, trains ? "train" : flags.action);
-  if (!planned) return console.error(planned.error());
+  if (!planned) return console.error(located(planned.error(), *loaded));
   Plan& plan = planned->plan;
   if (flags.iterations > 0 && static_cast<std::size_t>(flags.iterations) < plan.iterations.size()) {
     plan.iterations.resize(static_cast<std::size_t>(flags.iterations));

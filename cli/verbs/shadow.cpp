@@ -152,6 +152,9 @@ ExitCode tell_no_step(const ScriptEnd& end, const Result<shadow::WatchedRun>& ru
               "no step", "watched are steps of torch.optim.Optimizer's subclasses", ExitCode::BadInput);
 }
 
+/// The program itself meets ranks of a mesh.
+bool meets_inside(const Job& job) { return job.mesh.tensor * job.mesh.expert * job.mesh.context > 1; }
+
 /// The plan and its prediction, of the job that was meant or of the found one.
 struct PlanBeside {
   Plan plan;
@@ -160,8 +163,9 @@ struct PlanBeside {
 Result<PlanBeside> plan_beside(const Job& job) {
   auto prepared = prepare(job);
   if (!prepared) return fail(prepared.error());
-  auto prediction =
-      simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, simulate_options(job));
+  SimulateOptions options = simulate_options(job);
+  options.timeline = meets_inside(job);
+  auto prediction = simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, options);
   if (!prediction) return fail(prediction.error());
   return PlanBeside{std::move(prepared->plan), std::move(*prediction)};
 }
@@ -246,8 +250,9 @@ class Answering {
     if (!answer_.meant) tell_traps(beside->plan);
     answer_.compared = !log.steps.empty();
     if (answer_.compared) {
-      const bool meets_inside = job.mesh.tensor * job.mesh.expert * job.mesh.context > 1;
-      append(answer_.differences, shadow::schedule_differences(log.steps.back(), beside->plan, meets_inside));
+      const auto inside = shadow::collectives_inside(beside->plan, beside->prediction.timeline);
+      append(answer_.differences,
+             shadow::schedule_differences(log.steps.back(), beside->plan, meets_inside(job) ? &inside : nullptr));
     }
     answer_.plan = std::move(beside->prediction);
     return {};

@@ -9,6 +9,7 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
+#include "core/job/located_error.h"
 #include "core/output_file.h"
 #include "core/plan/graph/script.h"
 #include "sim/play/action_start.h"
@@ -70,7 +71,7 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   const bool trains = flags.action == "train" || evaluates;
   const Job job = evaluates ? evaluation_job(loaded->job, /*after_training=*/true) : loaded->job;
   const auto prepared = trains ? prepare(job) : prepare_actions(job, flags.action);
-  if (!prepared) return console.error(prepared.error());
+  if (!prepared) return console.error(located(prepared.error(), *loaded));
   SimulateOptions options = simulate_options(job);
   options.synchronize_each_step = flags.wait_each_step;
   options.per_kernel = !flags.per_unit;

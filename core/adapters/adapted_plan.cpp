@@ -19,7 +19,7 @@ class PlanMaker {
       if (style == ModuleStyle::None) continue;
       const AdaptedLayer& layer = tree_.layer[m];
       const bool colwise = style == ModuleStyle::Colwise || is_head(style);
-      const bool cuts = colwise || style == ModuleStyle::Rowwise || style == ModuleStyle::Sequence;
+      const bool cuts = colwise || is_rowwise(style) || style == ModuleStyle::Sequence;
       if (layer.layer.valid() && !cuts) {  // what its input is, of base and adapter alike
         add(layer.layer, style);
         continue;

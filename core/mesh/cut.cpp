@@ -86,7 +86,7 @@ class Carrier {
     if (name_ == "unsqueeze" || name_ == "squeeze" || name_ == "expand" || name_ == "expand_as") return stretched();
     if (name_ == "slice" || name_ == "select" || name_ == "narrow") return parts();
     if (name_ == "split" || name_ == "split_with_sizes" || name_ == "chunk" || name_ == "unbind") return pieces();
-    if (name_ == "cat") return joined();
+    if (name_ == "cat" || name_ == "stack") return joined();
     if (name_ == "view_as_complex" || name_ == "view_as_real") return same_dim(args_.front());
     if (name_ == "mm" || name_ == "addmm" || name_ == "bmm" || name_ == "baddbmm") return multiplied();
     if (name_ == "matmul") return batched();
@@ -105,7 +105,20 @@ class Carrier {
                                                rule->form == OpForm::InPlace || rule->form == OpForm::Alias ||
                                                rule->form == OpForm::CopyIfNeeded);
     if (pointwise || name_ == "clone" || name_ == "native_dropout" || name_ == "_to_copy") return pointwise_cuts();
+    if (group_.own_rows) return of_own_rows();
     return fail(errors_.mixes("there is no rule that carries the cut through it"));
+  }
+
+  /// Of rows of its own a rank makes as much as of any: results with as many rows are cut as they are.
+  Result<Cuts> of_own_rows() {
+    const auto cut = std::find_if(args_.begin(), args_.end(), [](const CutTensor& x) { return x.cut.cut(); });
+    const bool of_rows =
+        std::all_of(args_.begin(), args_.end(), [](const CutTensor& x) { return !x.cut.cut() || x.cut.dim == 0; });
+    if (!of_rows) return fail(errors_.mixes("there is no rule that carries the cut through it"));
+    Cuts out;
+    for (const Shape& shape : results_)
+      out.push_back(!shape.empty() && shape.front() == cut->shape.front() ? cut->cut : Cut());
+    return out;
   }
 
   /// Rows that were sent to the rank's experts, by their weights; or all rows, by a part of every expert's matrix.
@@ -303,6 +316,11 @@ class Carrier {
     const Cut cut = first == args_.end() ? Cut() : first->cut;
     for (const CutTensor& x : args_)
       if (!empty(x) && !(x.cut == cut)) return fail(errors_.mixes("its parts are cut differently"));
+    if (name_ == "stack") {  // along a dimension of its own
+      Cut out = cut;
+      if (dim <= cut.dim) ++out.dim;
+      return Cuts{out};
+    }
     if (dim == cut.dim) return fail(errors_.mixes("it joins along the cut dimension"));
     return Cuts{cut};
   }
@@ -407,6 +425,14 @@ class Carrier {
 
   Result<Cuts> attended() {
     const Cut cut = args_[0].cut;
+    const bool by_rows =
+        std::all_of(args_.begin(), args_.begin() + 3, [](const CutTensor& x) { return x.cut.dim == 0; });
+    if (by_rows) {  // sequences of the rank's own; of random states there are two
+      Cuts out;
+      for (const Shape& shape : results_)
+        out.push_back(shape.size() > 1 && shape.front() == args_[0].shape.front() ? cut : Cut());
+      return out;
+    }
     for (std::size_t i = 0; i < 3; ++i) {
       if (args_[i].cut.dim != 1) return fail(errors_.mixes("attention is cut by heads alone"));
     }
@@ -464,6 +490,9 @@ class Carrier {
     const std::size_t position = name_ == "linalg_vector_norm" || name_ == "norm" || name_ == "topk" ? 2 : 1;
     const auto dims = integers(op_, position, "dim");
     const bool all = dims.empty();
+    const bool over_cut =
+        all || std::any_of(dims.begin(), dims.end(), [&](std::int64_t dim) { return wrap(dim, rank) == x.cut.dim; });
+    if (group_.own_rows && over_cut) return Cuts(results_.size());
     std::int32_t gone = 0;
     for (const std::int64_t dim : dims) {
       if (wrap(dim, rank) == x.cut.dim) {

@@ -1,5 +1,7 @@
 #include "core/mesh/cut_errors.h"
 
+#include "core/mesh/rank_program.h"
+
 namespace foreshard::mesh {
 namespace {
 
@@ -10,6 +12,17 @@ std::string text_of(const Shape& shape) {
 }
 
 }  // namespace
+
+/// Activations of which some are cut along the sequence and some are not.
+bool CutErrors::whole_beside_sequence() const {
+  bool cut = false, whole = false;
+  for (const CutTensor& arg : args) {
+    if (arg.shape.size() != 3) continue;
+    (arg.cut.cut() ? cut : whole) = true;
+    if (arg.cut.cut() && arg.cut.dim != kSequenceDim) return false;
+  }
+  return cut && whole;
+}
 
 Error CutErrors::mixes(const std::string& why) const {
   std::string shapes;
@@ -24,7 +37,11 @@ Error CutErrors::mixes(const std::string& why) const {
           place,
           "operators between a colwise and a rowwise module that keep the cut dimension apart",
           shapes,
-          "change mesh.plan so that its input is whole, or leave the module out"};
+          whole_beside_sequence()
+              ? "what is cut along the sequence stays so until a module of style gather or gather_output; or set "
+                "mesh.sequence_parallel = false, or let the layer that is cut be rowwise_reduced"
+              : "cut the layers that make its other operands too (mesh.plan), or change mesh.plan so that its input is "
+                "whole, or leave the module out"};
 }
 
 Error CutErrors::does_not_divide(std::int64_t size) const {
@@ -34,7 +51,7 @@ Error CutErrors::does_not_divide(std::int64_t size) const {
           place,
           "a number of heads, or a width, that " + std::to_string(group.ranks) + " divides",
           std::to_string(size),
-          "choose a degree that divides it"};
+          "set mesh.tensor to a divisor of it, or leave the layer that makes it out of mesh.plan"};
 }
 
 Error CutErrors::outside_plan() const {

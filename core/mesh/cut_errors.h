@@ -18,6 +18,7 @@ struct CutErrors {
   const std::string& place;  // the operator's module
 
   Error mixes(const std::string& why) const;
+  bool whole_beside_sequence() const;
   Error does_not_divide(std::int64_t size) const;
   /// What a sequence module hands on is no local tensor.
   Error outside_plan() const;

@@ -9,13 +9,18 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 16> kStyles{
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 21> kStyles{
     {{"colwise", ModuleStyle::Colwise},
      {"rowwise", ModuleStyle::Rowwise},
+     {"rowwise_reduced", ModuleStyle::RowwiseReduced},
      {"head", ModuleStyle::Head},
      {"head_gathered", ModuleStyle::HeadGathered},
      {"sequence", ModuleStyle::Sequence},
      {"gather", ModuleStyle::Gather},
+     {"gather_local", ModuleStyle::GatherLocal},
+     {"gather_output", ModuleStyle::GatherOutput},
+     {"part", ModuleStyle::Part},
+     {"rows", ModuleStyle::Rows},
      {"local", ModuleStyle::Local},
      {"replicate", ModuleStyle::Replicate},
      {"summed", ModuleStyle::Summed},
@@ -121,6 +126,41 @@ Error no_plan() {
           "for example mesh.plan = {\"layers.*.q_proj\" = \"colwise\", \"layers.*.o_proj\" = \"rowwise\"}"};
 }
 
+/// A pattern of the job's that is nobody's: the nearest name, and what the architecture's own plan gives that style.
+Error nobodys(Error error, const Model& model, const std::string& word) {
+  constexpr std::size_t kNamed = 3;
+  std::vector<std::string> alike;
+  for (const ParallelStyle& row : model.parallel)
+    if (row.style == word) alike.push_back(row.modules);
+  for (std::size_t i = 0; i < std::min(kNamed, alike.size()); ++i)
+    error.hint += (i > 0 ? ", " : "; in this architecture's own plan (no mesh.plan) " + word + " are ") + alike[i];
+  if (alike.size() > kNamed) error.hint += ", ...";
+  return error;
+}
+
+/// Whether a module can have a style of the job's.
+Result<void> check_style(const Model& model, const MeshOptions& mesh, ModuleStyle style,
+                         const std::pair<std::string, std::string>& row, const ModuleInfo& module) {
+  const auto& [pattern, word] = row;
+  const bool cuts = style == ModuleStyle::Colwise || is_rowwise(style) || is_head(style);
+  if (cuts && !can_be_cut(model, module)) {
+    return fail(plan_error(ErrorCode::Inconsistent, "a " + word + " module must hold a weight of two dimensions",
+                           "a linear layer or an embedding", module.fqn + ", a " + module.class_name,
+                           "narrow the pattern \"" + pattern + "\""));
+  }
+  if (style == ModuleStyle::Rows && module.parent.valid()) {
+    return fail(plan_error(ErrorCode::Inconsistent, "rows of the ranks' own are the whole model's",
+                           "the root module (\"\" = \"rows\")", module.fqn, "change the pattern \"" + pattern + "\""));
+  }
+  if ((style == ModuleStyle::Experts || style == ModuleStyle::CutExperts) && mesh.expert <= 1) {
+    return fail(
+        plan_error(ErrorCode::Inconsistent, "a module of style " + word + " has experts on ranks of their own",
+                   "mesh.expert above 1", "mesh.expert = 1 and the pattern \"" + pattern + "\"",
+                   "set mesh.expert, or say expert_tensor to cut every expert's matrices over the tensor ranks"));
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string_view module_style_name(ModuleStyle style) {
@@ -172,15 +212,12 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
     const Result<ModuleStyle> style = style_of(word);
     if (!style) return tl::unexpected(style.error());
     const auto matched = match_names(pattern, names, "mesh.plan", "module");
-    if (!matched && own) return tl::unexpected(matched.error());
+    if (!matched && own) return fail(nobodys(matched.error(), model, word));
     if (!matched) continue;  // an architecture's plan names parts that not every model has
     for (const std::size_t m : *matched) {
-      const bool cuts = *style == ModuleStyle::Colwise || *style == ModuleStyle::Rowwise || is_head(*style);
-      if (cuts && !can_be_cut(model, model.modules[m])) {
-        return fail(plan_error(ErrorCode::Inconsistent, "a " + word + " module must hold a weight of two dimensions",
-                               "a linear layer or an embedding",
-                               model.modules[m].fqn + ", a " + model.modules[m].class_name,
-                               "narrow the pattern \"" + pattern + "\""));
+      if (own) {
+        if (auto can = check_style(model, mesh, *style, {pattern, word}, model.modules[m]); !can)
+          return tl::unexpected(can.error());
       }
       styles[m] = *style;
     }

@@ -19,11 +19,16 @@ enum class ModuleStyle : std::uint8_t {
   None,
   Colwise,  // "colwise": a linear layer's rows, an embedding's columns; the result stays cut along its last dimension
   Rowwise,  // "rowwise": a linear layer's columns, an embedding's rows; the result is summed over the ranks
-  Head,     // "head": colwise, but what comes out is gathered, or kept cut for a loss that is (mesh.loss_parallel)
+  RowwiseReduced,  // "rowwise_reduced": the same; every rank has the whole sum, along the sequence too
+  Head,          // "head": colwise, but what comes out is gathered, or kept cut for a loss that is (mesh.loss_parallel)
   HeadGathered,  // "head_gathered": colwise; what comes out stays cut, and is held so, until the loss gathers it
                  // (full_tensor())
   Sequence,      // "sequence": every rank has the weights, the input stays cut
   Gather,        // "gather": a module whose input is gathered once for all that it holds (PrepareModuleInput)
+  GatherLocal,   // "gather_local": the same as a local tensor, of which each layer sums its own gradient
+  GatherOutput,  // "gather_output": what it hands on is gathered along the sequence (PrepareModuleOutput)
+  Part,          // "part": handed its rank's part of the sequence of what is whole (PrepareModuleInput)
+  Rows,          // "rows", of the root: each rank brings rows of its own (the first dimension), layers gather them
   Local,         // "local": runs on this rank's part of the sequence alone, with whole weights (local_map)
   Replicate,     // "replicate": whole weights that the mesh knows, input and result whole (torchtitan's NoParallel)
   Summed,        // "summed": input gathered once; what comes out is a term of the ranks' sum (PrepareModuleInputOutput)
@@ -35,6 +40,18 @@ enum class ModuleStyle : std::uint8_t {
   Experts,       // "experts": stacked weights whose first dimension counts experts; cut over the expert dimension alone
 };
 std::string_view module_style_name(ModuleStyle style);
+constexpr bool is_rowwise(ModuleStyle style) {
+  return style == ModuleStyle::Rowwise || style == ModuleStyle::RowwiseReduced;
+}
+/// Of what a module is handed, and hands on, alone.
+constexpr bool cuts_no_weights(ModuleStyle style) {
+  constexpr ModuleStyle kOnes[] = {ModuleStyle::None,         ModuleStyle::Gather, ModuleStyle::GatherLocal,
+                                   ModuleStyle::GatherOutput, ModuleStyle::Part,   ModuleStyle::Summed,
+                                   ModuleStyle::Split,        ModuleStyle::Rows};
+  for (const ModuleStyle one : kOnes)
+    if (one == style) return true;
+  return false;
+}
 constexpr bool is_head(ModuleStyle style) { return style == ModuleStyle::Head || style == ModuleStyle::HeadGathered; }
 
 /// The style of every module, by ModuleId: job.mesh.plan where it is given, else what the architecture's builder wrote

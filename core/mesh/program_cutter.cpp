@@ -78,6 +78,7 @@ ProgramCutter::ProgramCutter(Model& model, const std::vector<ModuleStyle>& style
 Result<void> ProgramCutter::run() {
   ops_.reserve(old_.size() + old_.size() / 8);
   find_homes();
+  if (auto rows = cut_inputs(); !rows) return rows;
   for (std::size_t i = 0; i < old_.size(); ++i) {
     region_ = ops_.empty() ? -1 : ops_.back().region;  // of what closes
     if (auto opened = open_modules(old_[i], static_cast<std::int32_t>(i)); !opened) return opened;
@@ -153,14 +154,16 @@ bool ProgramCutter::within(ModuleStyle style) const {
 /// What a module hands on: the sum over the ranks of a rowwise one and of experts, a head's logits.
 void ProgramCutter::finish_rowwise(const Open& open) {
   const ModuleStyle style = styles_[open.module.index()];
-  const bool rows = style == ModuleStyle::Rowwise || style == ModuleStyle::ExpertTensor;
+  const bool rows = is_rowwise(style) || style == ModuleStyle::ExpertTensor;
   const bool sums = style == ModuleStyle::Summed || (rows && !within(ModuleStyle::Summed));
-  if (!sums && !is_head(style)) return;
+  if (!sums && !is_head(style) && style != ModuleStyle::GatherOutput) return;
   if (ops_.empty() || ops_.back().out.empty() || !ops_.back().out.front().valid()) return;
   const std::int32_t result = ops_.back().out.front().value;
   Cut& cut = cuts_[static_cast<std::size_t>(result)];
-  if (cut.term) {
-    now_[result] = reduce(result, open.module, open.call);
+  if (style == ModuleStyle::GatherOutput) {
+    if (along_sequence(result)) now_[result] = gather(result, true, false, open.module, open.call);
+  } else if (cut.term) {
+    now_[result] = reduce(result, open.module, open.call, style != ModuleStyle::RowwiseReduced);
   } else if (is_head(style) && cut.cut()) {
     if (style == ModuleStyle::HeadGathered) {
       gathered_later_.insert(result);
@@ -228,25 +231,35 @@ void ProgramCutter::find_homes() {
 std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
   const ModuleStyle style = styles_[open.module.index()];
   const Cut cut = cuts_[static_cast<std::size_t>(value)];
-  const bool along_sequence = cut.dim == kSequenceDim && whole_[static_cast<std::size_t>(value)].size() > 2;
+  const bool of_sequence = along_sequence(value);
   if (style == ModuleStyle::Split) return split(open, value);
   if (!is_floating(model_.values[static_cast<std::size_t>(value)].dtype)) return value;
   const ModuleId module = open.module;
   switch (style) {
     case ModuleStyle::Experts: return dispatch(open, value);
     case ModuleStyle::Gather:
-      return options_.sequence && along_sequence ? gather(value, false, true, module, open.call) : value;
+      return options_.sequence && of_sequence ? gather(value, false, true, module, open.call) : value;
     case ModuleStyle::Colwise:
     case ModuleStyle::Head:
     case ModuleStyle::HeadGathered:
-      if (along_sequence) return gather(value, false, true, module, open.call);
+      if (of_sequence) return gather(value, false, true, module, open.call);
       if (cut.cut() || cut.replica || cut.term || (cut.spread && !partial_.arrives(value))) return value;
       return copied(value, {module, open.call}, true);
-    case ModuleStyle::Rowwise: return cut.cut() || cut.term ? value : parted(value, {module, open.call});
+    case ModuleStyle::Rowwise:
+    case ModuleStyle::RowwiseReduced: {
+      const auto last = static_cast<std::int32_t>(whole_[static_cast<std::size_t>(value)].size()) - 1;
+      return cut.cut() || cut.term ? value : parted(value, {module, open.call}, last);
+    }
+    case ModuleStyle::Part: {  // of what it reads first: tables of positions beside it stay whole
+      const bool has_sequence = whole_[static_cast<std::size_t>(value)].size() > 2;
+      const bool whole = !cut.cut() && !cut.term && has_sequence && open.inputs.empty();
+      return whole ? parted(value, {module, open.call}, kSequenceDim) : value;
+    }
     case ModuleStyle::Replicate: return enter_replicated(open, value);
     case ModuleStyle::ExpertTensor: return cut.cut() || cut.term ? value : copied(value, {module, open.call}, false);
+    case ModuleStyle::GatherLocal:
     case ModuleStyle::Summed: {  // a local tensor, whose gradient is taken to be whole
-      if (!options_.sequence || !along_sequence) return value;
+      if (!options_.sequence || !of_sequence) return value;
       const Hold held = model_.values[static_cast<std::size_t>(value)].held;
       const std::int32_t made = gather(value, true, false, module, open.call);
       model_.values[static_cast<std::size_t>(value)].held = held;
@@ -259,7 +272,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
 
 std::int32_t ProgramCutter::seen(std::int32_t value) {
   const std::int32_t made = made_at_[static_cast<std::size_t>(value)];
-  if (const auto at = now_.find(value); at != now_.end()) value = at->second;
+  value = latest(value);
   for (Open& open : open_) {
     if (made >= open.begin) continue;
     const auto known = open.inputs.find(value);
@@ -307,7 +320,7 @@ void ProgramCutter::set_results(const Op& op, std::vector<Cut> cuts, std::int32_
   for (std::size_t k = 0; k < op.out.size(); ++k) {
     const ValueId id = op.out[k];
     if (!id.valid()) continue;
-    if (of_sequence && cuts[k].dim == kSequenceDim) cuts[k].spread = true;  // a DTensor: use_local_output is false
+    if (of_sequence && cuts[k].dim == part_dim()) cuts[k].spread = true;  // a DTensor: use_local_output is false
     if (inside(ModuleStyle::Replicate) && !cuts[k].cut()) {
       cuts[k].spread = true;  // a DTensor too
       cuts[k].replica = false;
@@ -387,7 +400,8 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   tell_sizes(op);
   without_copy(op);
   ops_.push_back(std::move(op));
-  const bool keeps = inside(ModuleStyle::Rowwise) || inside(ModuleStyle::ExpertTensor);
+  const bool keeps =
+      inside(ModuleStyle::Rowwise) || inside(ModuleStyle::RowwiseReduced) || inside(ModuleStyle::ExpertTensor);
   if (!keeps && !within(ModuleStyle::Summed)) finish_results(ops_.back());
   return {};
 }
@@ -415,10 +429,7 @@ void ProgramCutter::renumber() {
     // A head's collective runs in its module's call, not in the script.
     model_.loss_begin = begin < place_.size() ? place_[begin] : static_cast<std::int32_t>(ops_.size());
   }
-  const auto current = [this](ValueId id) {
-    const auto at = id.valid() ? now_.find(id.value) : now_.end();
-    return at == now_.end() ? id : ValueId(at->second);
-  };
+  const auto current = [this](ValueId id) { return id.valid() ? ValueId(latest(id.value)) : id; };
   for (ValueId& id : model_.outputs) id = current(id);
   for (ModuleCall& call : model_.module_calls)
     for (ValueId& id : call.args) id = current(id);

@@ -64,7 +64,7 @@ std::int32_t cut_dimension(ModuleStyle style, const ParamInfo& param, bool table
     const auto known = matrices.find(id.value);
     return known == matrices.end() ? -1 : known->second;
   }
-  const bool rowwise = style == ModuleStyle::Rowwise;
+  const bool rowwise = is_rowwise(style);
   if (param.shape.size() != 2 && rowwise) return -1;
   return rowwise != table ? 1 : 0;
 }
@@ -90,9 +90,7 @@ void cut_params(Model& model, const Job& job, const std::vector<ModuleStyle>& st
   const std::vector<bool> tables = embedding_tables(model), local = local_modules(model, styles);
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const ModuleStyle style = local[m] ? ModuleStyle::Sequence : styles[m];  // whole weights, a part of the tokens
-    if (style == ModuleStyle::None || style == ModuleStyle::Gather || style == ModuleStyle::Summed ||
-        style == ModuleStyle::Split)
-      continue;
+    if (cuts_no_weights(style)) continue;
     if (style == ModuleStyle::Sequence && !options.sequence) continue;  // plain tensor parallelism leaves norms alone
     std::map<std::int32_t, std::int32_t> matrices;
     if (style == ModuleStyle::ExpertTensor) matrices = mesh::cut_matrices(model, ModuleId(m));
@@ -181,7 +179,8 @@ Result<void> cut_experts(Model& model, const std::vector<ModuleStyle>& styles, c
 Result<void> check_lengths(const Model& model, const Job& job, const std::vector<ModuleStyle>& styles) {
   if (!job.mesh.sequence_parallel) return {};
   const bool sequence = std::any_of(styles.begin(), styles.end(), [](ModuleStyle s) {
-    return s == ModuleStyle::Sequence || s == ModuleStyle::Gather;
+    return s == ModuleStyle::Sequence || s == ModuleStyle::Gather || s == ModuleStyle::GatherLocal ||
+           s == ModuleStyle::Part;
   });
   if (!sequence) return {};
   for (const ValueId id : model.inputs) {
@@ -261,22 +260,26 @@ Result<void> check_script(const Job& job) {
                shares ? "change it, or set mesh.context = 1" : "change it, or take the degrees of [mesh] away"});
 }
 
-}  // namespace
-
-Result<void> check_mesh(const Job& job) {
+/// DDP around DTensors; around a script's own parts, which are plain tensors, it works.
+Result<void> check_runtime(const Job& job) {
   const MeshOptions& mesh = job.mesh;
   const bool shards = job.fsdp.runtime == Runtime::Fsdp1 || job.fsdp.runtime == Runtime::Fsdp2;
   const bool alone = job.fsdp.runtime == Runtime::None && mesh.context <= 1 && mesh.expert <= 1 &&
                      mesh.tensor == job.cluster.world_size;
-  if (is_cut(mesh) && !shards && !alone) {
-    return fail({ErrorCode::Unsupported,
-                 "this runtime has no mesh of several dimensions",
-                 {},
-                 "fsdp.runtime",
-                 "fsdp2 or fsdp1; none over tensor ranks alone",
-                 std::string(runtime_name(job.fsdp.runtime)),
-                 "take the degrees of [mesh] away, or set fsdp2"});
-  }
+  if (shards || alone) return {};
+  return fail({ErrorCode::Unsupported,
+               "this runtime has no mesh of several dimensions",
+               {},
+               "fsdp.runtime",
+               "fsdp2 or fsdp1; none over tensor ranks alone",
+               std::string(runtime_name(job.fsdp.runtime)),
+               "take the degrees of [mesh] away, or set fsdp2"});
+}
+
+}  // namespace
+
+Result<void> check_mesh(const Job& job) {
+  const MeshOptions& mesh = job.mesh;
   if (auto can = check_script(job); !can) return can;
   if (mesh.tensor > 1 && mesh.async_tensor) {
     const std::int64_t per_node = job.cluster.ranks_per_node;
@@ -344,6 +347,7 @@ Result<void> cut_tensors(Model& model, const std::vector<ModuleStyle>& styles, c
   options.group = {job.mesh.tensor, model.mesh.back().place};
   options.sequence = job.mesh.sequence_parallel;
   options.loss = job.mesh.loss_parallel;
+  options.rows = options.group.own_rows = !styles.empty() && styles.front() == ModuleStyle::Rows;
   options.part = part;
   options.places_gradients = job.fsdp.runtime == Runtime::Fsdp1;
   if (options.places_gradients) options.home = homes_of(model, job);
@@ -363,6 +367,7 @@ Result<void> cut_tensors(Model& model, const std::vector<ModuleStyle>& styles, c
     model.params[static_cast<std::size_t>(param)].part.gradient = MeshPart::Gradient::Term;
   for (ParamInfo& param : model.params)
     if (options.places_gradients) param.part.gradient = MeshPart::Gradient::Part;
+  if (options.rows) model.parallel.push_back({"", "rows"});
   return {};
 }
 
@@ -530,8 +535,10 @@ Result<Model> recorded_rank(Model model, const Job& job) {
 }
 
 /// Whether a program with collectives of its own is whole all the same, as a loss that gathers is, and this job cuts
-/// it.
+/// it. One whose dimension is the tensor one was cut by the script.
 bool can_be_cut(const Model& model, const Job& job) {
+  const auto is_tensors = [](const MeshDimension& each) { return each.name == kTensorDimension; };
+  if (std::any_of(model.mesh.begin(), model.mesh.end(), is_tensors)) return false;
   const auto lies = [](const ParamInfo& param) { return param.part.dimension >= 0; };
   const auto sends = [](const Op& op) { return op.name.starts_with("mesh."); };
   const bool whole = std::none_of(model.params.begin(), model.params.end(), lies) &&
@@ -549,6 +556,7 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
   if (can_be_cut(whole, job)) forget_groups(whole);
   if (!whole.mesh.empty()) return recorded_rank(std::move(whole), job);
   if (!is_cut(job.mesh)) return whole;
+  if (auto ok = check_runtime(job); !ok) return tl::unexpected(ok.error());
   if (auto ok = check_mesh(job); !ok) return tl::unexpected(ok.error());
   Model model = std::move(whole);
   const bool cuts = job.mesh.tensor > 1, spreads = job.mesh.expert > 1;

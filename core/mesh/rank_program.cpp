@@ -60,6 +60,40 @@ void RankProgram::set_local(std::int32_t value, const Cut& cut) {
   if (!info.strides.empty() && cut.cut()) info.strides = strides_like(info.strides, info.shape);
 }
 
+/// Of inputs that all ranks' rows make up each rank has its own; a table of positions, of one row, is everybody's.
+Result<void> RankProgram::cut_inputs() {
+  for (const ValueId id : options_.rows ? model_.inputs : std::vector<ValueId>()) {
+    const Shape& whole = whole_[id.index()];
+    if (whole.empty() || whole.front() == 1) continue;
+    if (whole.front() % options_.group.ranks != 0) {
+      return fail({ErrorCode::Inconsistent,
+                   "each rank brings as many rows of this input",
+                   {},
+                   model_.values[id.index()].name,
+                   "rows of all ranks, as many as " + std::to_string(options_.group.ranks) + " divides",
+                   std::to_string(whole.front()),
+                   "capture the model with all ranks' rows, or leave \"rows\" out of mesh.plan"});
+    }
+    Cut cut;
+    cut.dim = 0;
+    cut.whole = whole.front();
+    set_local(id.value, cut);
+  }
+  return {};
+}
+
+/// What stands for a value now: what was summed may have been gathered since.
+std::int32_t RankProgram::latest(std::int32_t value) const {
+  for (auto at = now_.find(value); at != now_.end(); at = now_.find(value)) value = at->second;
+  return value;
+}
+
+/// A rank has its part of the sequence.
+bool RankProgram::along_sequence(std::int32_t value) const {
+  const auto at = static_cast<std::size_t>(value);
+  return cuts_[at].dim == part_dim() && (options_.rows || whole_[at].size() > 2);
+}
+
 /// All-gather along the cut dimension; backward scatters the gradients' sum, or takes this rank's slice of it.
 std::int32_t RankProgram::gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call) {
   const Cut from = cuts_[static_cast<std::size_t>(value)];
@@ -101,12 +135,12 @@ std::int32_t RankProgram::copied(std::int32_t value, const Caller& caller, bool 
   return made;
 }
 
-/// This rank's part of what every rank has, along the last dimension (Replicate to Shard); its gradients are gathered.
-std::int32_t RankProgram::parted(std::int32_t value, const Caller& caller) {
+/// This rank's part of what every rank has, along a dimension (Replicate to Shard); its gradients are gathered.
+std::int32_t RankProgram::parted(std::int32_t value, const Caller& caller, std::int32_t dim) {
   const Shape& whole = whole_[static_cast<std::size_t>(value)];
   Cut cut;
-  cut.dim = static_cast<std::int32_t>(whole.size()) - 1;
-  cut.whole = whole.back();
+  cut.dim = dim;
+  cut.whole = whole[static_cast<std::size_t>(dim)];
   const std::int32_t made = add_unheld(value, cut);
   Op& op = emit("mesh.part", value, caller.module, caller.call);
   op.args.push_back(Arg{static_cast<std::int64_t>(options_.dimension)});
@@ -140,14 +174,14 @@ std::int32_t RankProgram::placed_parameter(ParamId param, ModuleId module, std::
   return id;
 }
 
-/// The sum over the ranks: whole on each, or cut along the sequence.
-std::int32_t RankProgram::reduce(std::int32_t value, ModuleId module, std::int32_t call) {
+/// The sum over the ranks: whole on each, or cut along the sequence where there is one and it `scatters`.
+std::int32_t RankProgram::reduce(std::int32_t value, ModuleId module, std::int32_t call, bool scatters) {
   Cut to;
   const Shape whole = whole_[static_cast<std::size_t>(value)];
-  const bool scatter = options_.sequence && whole.size() > 2;
+  const bool scatter = scatters && (options_.rows || (options_.sequence && whole.size() > 2));
   if (scatter) {
-    to.dim = kSequenceDim;
-    to.whole = whole[static_cast<std::size_t>(kSequenceDim)];
+    to.dim = part_dim();
+    to.whole = whole[static_cast<std::size_t>(to.dim)];
   }
   const std::int32_t made = add_value(value, to);
   Op& op = emit(scatter ? "mesh.reduce_scatter" : "mesh.all_reduce", value, module, call);

@@ -10,6 +10,7 @@
 
 #include "core/mesh/cut.h"
 #include "core/model/model.h"
+#include "core/result.h"
 
 namespace foreshard::mesh {
 
@@ -19,6 +20,7 @@ struct TensorOptions {
   std::int32_t dimension = 0;  // Model::mesh
   bool sequence = true;        // the residual stream is cut along the sequence
   bool loss = true;            // logits stay cut
+  bool rows = false;           // each rank brings rows of its own: what is cut is the first dimension
   /// Gradients are brought to their parameters' placement where autograd makes them, before FSDP sees them: parameters
   /// are local tensors to it (FSDP1), which the program turns into DTensors again.
   bool places_gradients = false;
@@ -60,11 +62,15 @@ class RankProgram {
   std::int32_t add_value(std::int32_t like, const Cut& cut);
   std::int32_t add_unheld(std::int32_t value, const Cut& cut);
   void set_local(std::int32_t value, const Cut& cut);
+  Result<void> cut_inputs();
+  std::int32_t latest(std::int32_t value) const;
+  bool along_sequence(std::int32_t value) const;
+  std::int32_t part_dim() const { return options_.rows ? 0 : kSequenceDim; }
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
   std::int32_t copied(std::int32_t value, const Caller& caller, bool replica, const char* backward = nullptr);
-  std::int32_t parted(std::int32_t value, const Caller& caller);
+  std::int32_t parted(std::int32_t value, const Caller& caller, std::int32_t dim);
   std::int32_t placed_parameter(ParamId param, ModuleId module, std::int32_t call, std::int32_t region);
-  std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call);
+  std::int32_t reduce(std::int32_t value, ModuleId module, std::int32_t call, bool scatters = true);
   std::int32_t shaped(const char* name, std::int32_t from, const Shape& shape, ArgList args, const Caller& caller);
   std::int32_t swapped(std::int32_t value, const Shape& sizes, const Shape& to, const Caller& caller);
 

@@ -163,10 +163,11 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
                                "the style experts, or expert_tensor with mesh.expert = 1"));
   }
   for (const ParallelStyle& row : cut->parallel) {
-    if (row.style != "packed") continue;
-    return fail(training_error(ErrorCode::Unsupported, "mesh.plan",
-                               fmt::format("{} is cut part by part, which is planned and simulated only", row.modules),
-                               "one layer for each part, or mesh.tensor = 1"));
+    const bool rows = row.style == "rows";
+    if (!rows && row.style != "packed") continue;
+    const std::string what = rows ? "each tensor rank brings rows of its own" : row.modules + " is cut part by part";
+    return fail(training_error(ErrorCode::Unsupported, "mesh.plan", what + ", which is planned and simulated only",
+                               "one layer for each part, no \"rows\", or mesh.tensor = 1"));
   }
   auto share = SequenceShare::of(*cut, parts.model.inputs.size(), job.model.seq);
   if (!share) return fail(share.error());

@@ -305,6 +305,21 @@ class Programs(unittest.TestCase):
         self.assertEqual(len(ops(model, "fake_quantize")), 1)
         self.assertEqual(ops(model, "_sample_dirichlet")[0]["out"][0]["shape"], [3, 2])
 
+    def test_products_by_groups_are_of_any_dtype(self):
+        class Experts(nn.Module):
+            def __init__(self, dtype):
+                super().__init__()
+                self.weight = nn.Parameter(torch.empty(4, 16, 10, dtype=dtype, device="meta"))
+
+            def forward(self, rows, ends):
+                return torch._grouped_mm(rows, self.weight.repeat(1, 1, 4).transpose(-2, -1).contiguous().transpose(-2, -1), offs=ends)
+
+        for dtype in (torch.bfloat16, torch.float32):
+            rows, ends = torch.empty(24, 16, dtype=dtype, device="meta"), torch.empty(4, dtype=torch.int32, device="meta")
+            model = capture(Experts(dtype), rows, ends, loss=scalar, device="fake")
+            (op,) = ops(model, "_grouped_mm")
+            self.assertEqual(op["out"][0]["shape"], [24, 40])
+
     def test_what_a_script_writes_down_goes_along(self):
         class Literal(Two):
             def forward(self, x):

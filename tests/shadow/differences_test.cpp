@@ -97,16 +97,60 @@ TEST(Differences, LeavesOutCollectivesThatMeetNobody) {
 TEST(Differences, WhatAProgramMeetsInsideHasNoOrder) {
   const Plan plan = small_plan();
   auto script = planned_collectives(plan);
-  script.insert(script.begin() + 1, {CollectiveKind::Reduce, "", 4, 4, 2});
-  EXPECT_TRUE(schedule_differences(script, plan, true).empty());
+  const std::vector<LoggedCollective> inside{{CollectiveKind::Reduce, "", 4096, 4, 2}};
+  script.insert(script.begin() + 1, inside.front());
+  EXPECT_TRUE(schedule_differences(script, plan, &inside).empty());
 }
 
-TEST(Differences, WhatAProgramMeetsInsideIsNotOutsideOfUnits) {
+TEST(Differences, WhatAProgramMeetsInsideIsComparedByKindAndBytes) {
   const Plan plan = small_plan();
   auto script = planned_collectives(plan);
-  script.push_back({CollectiveKind::AllReduce, "", 4, 4, 2});
-  EXPECT_EQ(schedule_differences(script, plan).size(), 1U);
-  EXPECT_TRUE(schedule_differences(script, plan, true).empty());
+  script.push_back({CollectiveKind::AllReduce, "", 4, 4, 2});  // a loss that is logged
+  const std::vector<LoggedCollective> inside{{CollectiveKind::AllReduce, "", 4096, 4, 2}};
+  script.push_back({CollectiveKind::Reduce, "", 4096, 4, 2});
+  const auto found = schedule_differences(script, plan, &inside);
+  ASSERT_EQ(found.size(), 2U);
+  EXPECT_EQ(found[0].text, "outside of units: 1 reduce of 4096 bytes a step in the script, 0 in the plan");
+  EXPECT_EQ(found[1].text, "outside of units: 0 all-reduces of 4096 bytes a step in the script, 1 in the plan");
+}
+
+TEST(Differences, AllToAllsOfGivenSizesAreSends) {
+  const Plan plan = small_plan();
+  auto script = planned_collectives(plan);
+  const std::vector<LoggedCollective> inside{{CollectiveKind::AllToAll, "", 4096, 4, 2}};
+  EXPECT_EQ(schedule_differences(script, plan, &inside).size(), 1U);
+  script.push_back({CollectiveKind::Other, "", 4096, 4, 2});
+  EXPECT_TRUE(schedule_differences(script, plan, &inside).empty());
+}
+
+TEST(Differences, OfAProgramTheLastIterationCountsOnce) {
+  Plan plan = small_plan();
+  plan.communicators.push_back({"tensor", "tensor", {0, 1}});
+  const auto first = static_cast<std::int32_t>(plan.iterations.back().instructions.size());
+  for (int i = 0; i < 2; ++i) {
+    Instruction segment;
+    segment.kind = InstructionKind::Forward;
+    plan.iterations.back().instructions.push_back(segment);
+  }
+  Timeline timeline;
+  timeline.names = {"tensor", "all_reduce"};
+  const auto span = [&](SpanKind kind, std::int32_t instruction, Bytes bytes) {
+    Span made;
+    made.kind = kind;
+    made.instruction = InstructionId(instruction);
+    made.bytes = bytes;
+    if (bytes > 0) made.communicator = NameId(0);
+    timeline.spans.push_back(made);
+  };
+  for (int i = 0; i < 2; ++i) {                       // played twice, until the allocator has settled
+    span(SpanKind::AllGather, i * (first + 2), 400);  // a unit's
+    span(SpanKind::AllReduce, i * (first + 2) + first, 4096);
+    span(SpanKind::Compute, i * (first + 2) + first + 1, 0);
+  }
+  const auto inside = collectives_inside(plan, timeline);
+  ASSERT_EQ(inside.size(), 1U);
+  EXPECT_EQ(inside.front().bytes, 4096);
+  EXPECT_EQ(inside.front().ranks, 2);
 }
 
 }  // namespace

@@ -268,8 +268,42 @@ class Shadow(unittest.TestCase):
                 self.assertEqual({key: job["fsdp"].get(key) for key in fsdp}, fsdp)
                 self.assertEqual("allow_traps" in job["fsdp"], way == "keys", job["fsdp"])
 
+    def test_layers_that_a_script_cuts_by_hand(self):
+        """Its model is captured as it runs on one rank; the ranks that it meets beside FSDP's are the tensor dimension."""
+        settings = {("--beside", "fsdp2", "--recompute"): 2, ("--beside", "fsdp2", "--sequence", "--vocab", "--tensor", "4"): 4, ("--beside", "fsdp1",): 2,
+                    ("--beside", "ddp",): 2, ("--beside", "none", "--tensor", "8", "--vocab"): 8}  # fmt: skip
+        for words, ranks in settings.items():
+            with self.subTest(words):
+                answer, job = self.watch("by_hand.py", *words, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.0005, reserved=0.01, time=None)
+                buckets = {"all-reduce"} if "ddp" in words else set()  # other ones than the plan's, which notes say
+                self.assertEqual({each["kind"] for each in answer["differences"]}, buckets, answer["differences"])
+                self.assertEqual((job["mesh"], job.get("cluster", {}).get("world_size", 8)), ({"tensor": ranks}, 8))
+
+    def test_collectives_of_another_kind_are_told(self):
+        """What no style says: a product that is scattered along its width and gathered by its module."""
+        answer, _ = self.watch("styles.py", "width", flags=("--world", "8"))
+        self.assert_as_planned(answer)
+        kinds = {each["kind"] for each in answer["differences"]}
+        self.assertEqual(kinds, {"gather", "reduce", "all-reduce"}, answer["differences"])
+
+    def test_modules_that_cut_and_gather_along_the_sequence(self):
+        answer, job = self.watch("styles.py", "edges", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, reserved=0.04)
+        self.assertEqual(answer["differences"], [])
+        plan = job["mesh"]["plan"]
+        self.assertEqual({plan["blocks.0"], plan["blocks.2"], plan["blocks.*.gated"]}, {"part", "gather_output", "gather_local"})
+        self.assertNotIn("blocks.*", plan)  # the block between them has none
+
+    def test_rows_that_each_tensor_rank_brings(self):
+        """The model is captured with all ranks' rows; what no layer gathers trains on a rank's own (trap 54)."""
+        answer, job = self.watch("styles.py", "own", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, reserved=0.04)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["mesh"]["plan"][""], job["fsdp"]["allow_traps"]), ("rows", [54]))
+
     def test_what_no_plan_cuts_is_told(self):
-        for way, text in {"hand": "scale is cut over ranks, and is no layer's", "rows": "head gathers rows that each rank brings"}.items():
+        for way, text in {"hand": "scale is cut over ranks, and is no layer's", "rows": "head hands on rows of what it has made columns of"}.items():
             answer, _ = self.watch("styles.py", way, flags=("--world", "8"))
             self.assertTrue(any(text in note for note in answer["notes"]), answer["notes"])
             self.assertFalse(answer["plan"])
@@ -311,6 +345,14 @@ class Shadow(unittest.TestCase):
     def test_experts_on_ranks(self):
         _, job = self.watch("mesh.py", "--experts")  # it sets no divide factor
         self.assertEqual(job["mesh"], {"expert": 2, "expert_divide_factor": -1, "plan": {"blocks.*.experts": "experts"}})
+
+    def test_experts_beside_sequences_that_ranks_share(self):
+        """What the ring sends on in backward is no exchange of the script's: experts are whole in the model, and the plan cuts them."""
+        with tempfile.TemporaryDirectory() as folder:
+            _, job = self.watch("mesh.py", "--experts", "--context", "modules", flags=("--world", "4", "--out", folder))
+            document = json.loads((pathlib.Path(folder) / "model.json").read_text())
+        self.assertEqual({key: job["mesh"].get(key) for key in ("expert", "context", "plan")}, {"expert": 2, "context": 2, "plan": {"blocks.*.experts": "experts"}})
+        self.assertEqual([row["shape"] for row in document["params"] if row["fqn"] == "blocks.0.experts.stacked"], [[4, 256, 256]])
 
     def test_checkpoint_wrappers_inside_of_units_and_around_them(self):
         for words in (("fsdp1", "inside"), ("fsdp1", "around"), ("fsdp2", "around"), ("fsdp2", "both"), ("fsdp1", "inside", "reentrant"),

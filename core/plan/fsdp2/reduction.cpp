@@ -315,11 +315,14 @@ Result<void> Reduction::reduce(UnitState& u, std::vector<std::int32_t>& with_gra
 
 void Reduction::scatter(UnitState& u, Numel input_numel, DType dtype, const ReduceBuffer& output, ReduceOp op) {
   if (u.shard_size == 1) {  // F2-4
-    Numel numel = input_numel;
-    if (u.divide_factor)
-      out_.kernel(InstructionKind::Divide, Stream::S, Word::Div, u.id, numel, dtype).factor = *u.divide_factor;
-    out_.kernel(InstructionKind::CopyOut, Stream::S, Word::Copy, u.id, numel, dtype).buffer = {
+    ReduceBuffer quotient;  // not in place: reduce_scatter_input / gradient_divide_factor
+    if (u.divide_factor) {
+      quotient = make_buffer(u, BufferWhat::GradCast, Stream::S, input_numel * itemsize(dtype));
+      out_.kernel(InstructionKind::Divide, Stream::S, Word::Div, u.id, input_numel, dtype).factor = *u.divide_factor;
+    }
+    out_.kernel(InstructionKind::CopyOut, Stream::S, Word::Copy, u.id, input_numel, dtype).buffer = {
         BufferWhat::RsOutput, u.id, {}};
+    drop(quotient);
     return;
   }
   Instruction& scattered = out_.add(InstructionKind::ReduceScatter, Stream::S, u.id);

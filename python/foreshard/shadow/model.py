@@ -72,6 +72,7 @@ def _captured(module, found, call):
 def _capture(module, found, call):
     import torch
     import torch.nn.functional as F
+    from torch.utils._pytree import tree_map
 
     from foreshard.capture import capture_step
 
@@ -108,10 +109,12 @@ def _capture(module, found, call):
             del result
         value.backward()
 
-    kwargs = {key: value for key, value in call["kwargs"].items()}
+    rows = _rows_of_all_ranks(found, call)
+    args, kwargs = tree_map(rows, call["args"]), {key: tree_map(rows, value) for key, value in call["kwargs"].items()}
     own = script_step.found()
     if own is not None:
         numbers, given = zip(*own.given) if own.given else ((), ())
+        given = tree_map(rows, given)
 
         def again(module, batch):
             given = list(zip(numbers, batch))
@@ -131,7 +134,7 @@ def _capture(module, found, call):
             note(f"what the script does behind its model cannot be run again ({type(error).__name__}: {error}): {_STANDS.get(loss['kind'], 'a mean')} stands for it")
     elif script_step.why_not():
         note(f"what the script does behind its model cannot be run again ({script_step.why_not()}): {_STANDS.get(loss['kind'], 'a mean')} stands for it")
-    return capture_step(module, step, call["args"], kwargs, mixed_precision=precision or None, strict=False, name=found["model_class"],
+    return capture_step(module, step, args, kwargs, mixed_precision=precision or None, strict=False, name=found["model_class"],
                         device="fake")  # the script's own process is the virtual device's
 
 
@@ -152,6 +155,22 @@ def _precision(found: dict) -> dict:
     if outermost:
         precision["parts"] = {unit["modules"][0]: tuple(None if unit[key] == "none" else unit[key] for key in ("param", "buffer")) for unit in outermost}
     return precision | ({"units": casts} if casts else {})
+
+
+def _rows_of_all_ranks(found, call):
+    """What a leaf of the batch is to a model that is captured whole: where each tensor rank brings rows of its own, as many as all of them."""
+    import torch
+
+    first = next((leaf.shape[0] for leaf in _tensors([call["args"], call["kwargs"]]) if leaf.dim()), 0)
+    own = "rows" in found.get("tensor", {}).get("plan", {}).values()
+    ranks = found["tensor"].get("ranks") or max((unit["tensor_parallel"] for unit in found["units"]), default=1) if own else 1
+
+    def whole(leaf):
+        if ranks < 2 or not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != first:
+            return leaf
+        return torch.empty((leaf.shape[0] * ranks, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device, requires_grad=leaf.requires_grad)
+
+    return whole
 
 
 def _tensors(tree):

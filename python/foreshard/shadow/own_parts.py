@@ -14,18 +14,19 @@ _own = False
 _is_decided = False  # what the copy of the model calls is no news
 _tries = 0
 _MOST_TRIES = 500  # collectives that are looked at
+_OF_DTENSORS = "/torch/distributed/tensor/"
 _LAYERS = {"colwise", "rowwise", "head", "head_gathered", "packed_colwise"}  # words of mesh.plan that cut layers
 _NEAR = 4  # frames between a module's forward and what it calls
 
 
 def exchanged() -> None:
     """An all-to-all is called. Hooks of distribute_module() are no part of the copy of the model that is captured: the plan's own exchange
-    stands for them (core/mesh). Whatever else calls one is."""
+    stands for them (core/mesh); so does its ring for what context ranks send on. Whatever else calls one is."""
     global _own
     if _is_decided:
         return
     frame = None if _own else sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.endswith("/torch/distributed/tensor/_api.py"):
+    while frame is not None and _OF_DTENSORS not in frame.f_code.co_filename:
         frame = frame.f_back
     _own = _own or frame is None
 
@@ -55,6 +56,8 @@ def mark(root, document: dict, found: dict) -> None:
     if not _own and tensor_plan.found(root) is not None:
         _forget_groups(document)
         return
+    if not _own and _lies_over_tensor_ranks(document, found):
+        return
     degrees = _degrees(root)
     degree = next(iter(set(degrees.values()) - {1}), 1)
     at = next((i for i, row in enumerate(document["mesh"]) if len(row["ranks"]) == degree), None)
@@ -66,6 +69,31 @@ def mark(root, document: dict, found: dict) -> None:
             row["part"] = {"mesh": at}
     for unit, group in zip(found["units"], units.fsdp2_groups(root)):
         unit["tensor_parallel"], unit["expert_parallel"] = 1, 1 if group is None else _degree(group)
+
+
+def _lies_over_tensor_ranks(document: dict, found: dict) -> bool:
+    """A model whose own code meets the ranks beside those that shard or replicate all of it, which have the same samples: layers that were cut by
+    hand (Megatron's). Its parameters are parts already; the dimension is the tensor one."""
+    degree = _ranks_beside(found)
+    near = [row for row in document["mesh"] if len(row["ranks"]) == degree and row["ranks"] == list(range(row["ranks"][0], row["ranks"][0] + degree))]
+    if degree < 2 or not near:
+        return False
+    near[0]["name"] = "tensor"
+    for unit in found["units"]:
+        unit["tensor_parallel"], unit["expert_parallel"] = degree, 1
+    if not found["units"]:
+        found["tensor"] = {"plan": {}, "ranks": degree}
+    return True
+
+
+def _ranks_beside(found: dict) -> int:
+    """Ranks for each of those that FSDP shards and replicates every parameter over; 1: there are none, or others for other parameters."""
+    if found["alone"]:
+        return world.world_size()
+    if found["ddp"]:
+        return world.world_size() // found["ddp_ranks"]
+    over = {unit["shard_group"] * unit["replicas"] for unit in found["units"] if unit["parameters"]}
+    return world.world_size() // over.pop() if len(over) == 1 else 1
 
 
 def _forget_groups(document: dict) -> None:

@@ -405,13 +405,14 @@ def optimizer_steps(optimizer) -> None:
         return
     root = _root()
     rows = units.found(root)
+    ddp = _ddp_of(root) if root is not None else None
     import torch
 
     runtime = rows[0]["runtime"] if rows else "none"
     if runtime == "none":
         _plain["root"] = root  # nothing else holds it when the function that trains has returned
     _found = {
-        "runtime": runtime, "units": rows, "ddp": root is not None and _ddp_of(root) is not None, "alone": root is not None and not _roots,
+        "runtime": runtime, "units": rows, "ddp": ddp is not None, "ddp_ranks": 1 if ddp is None else ddp.process_group.size(), "alone": root is not None and not _roots,
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
         "frozen": _frozen(root), "ignored": units.ignored(root) if runtime == "fsdp2" else [], "tied": units.tied(root), "autocast": _first_call.get("autocast", ""),

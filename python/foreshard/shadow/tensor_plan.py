@@ -57,11 +57,15 @@ def found(root) -> dict | None:
         return None
     summed = {id(each._module_info.module) for each in names.mesh_parameters(root) if _is_summed_by_a_hook(each)}
     summed |= {id(module) for module in root.modules() if any(_has_summing_hook(each) for each in module._parameters.values())}
+    paths = {names.clean(name): name for name, _ in root.named_modules()}
     for name, module in root.named_modules():
         layout, local = _output(module)
         word = _word(module, parts.get(id(module), []))
         if word is None and id(module) not in parts and _gathers(module):
-            word = "summed" if layout is not None and layout.is_partial() and _hands_on_local(module) else "gather"
+            local_inside = _hands_on_local(module)
+            word = "gather" if not local_inside else "summed" if layout is not None and layout.is_partial() else "gather_local"
+        if word is None and id(module) not in parts and (word := _changes_along_sequence(module)) is not None:
+            sequence = True
         if word is None and _splits_rows(module):
             word = "split"
         if word is None and id(module) in summed:
@@ -73,13 +77,16 @@ def found(root) -> dict | None:
         if word is not None:
             words[names.clean(name)] = word
     words |= {} if sequence else dict.fromkeys(silent, "replicate")
+    if not sequence and brings_rows(root):
+        words[""] = "rows"
     if sequence:
         words |= _given_whole(root, words)
+        words |= {name: "rowwise_reduced" for name, word in words.items() if word == "rowwise" and _hands_on_whole(root.get_submodule(paths[name]))}
     cut = []
     for name, whole in _heads(root, words):
         words[name], loss = "head", loss or not whole
         cut += [] if whole else [name]
-    return {"plan": _patterns(words), "sequence": sequence, "loss": loss, "cut": cut} if words else None
+    return {"plan": _patterns(words, paths), "sequence": sequence, "loss": loss, "cut": cut} if words else None
 
 
 def why_not(root) -> str | None:
@@ -92,19 +99,20 @@ def why_not(root) -> str | None:
         cut = getattr(each, "is_dtensor", False) and any(one.is_shard() for one in each._tp_spec.placements)
         if cut and _word(module, parts.get(id(module), [])) is None and id(module) in parts:
             return f"{name} is cut over ranks, and is no layer's, table's or stacked matrix that a plan cuts: not planned"
-    return _given_rows(root)
-
-
-def _given_rows(root) -> str | None:
-    """A layer that gathers what each rank brings as rows of its own: the model's inputs are parts, and it has no whole ones to be captured with."""
-    cut = found(root)
-    if cut is None or cut["sequence"]:
-        return None
     for name, module in root.named_modules():
+        layout, _ = _output(module)
+        if _word(module, parts.get(id(module), [])) == "colwise" and layout is not None and layout.is_shard(0):
+            return f"{names.clean(name)} hands on rows of what it has made columns of (an all-to-all): not planned"
+    return None
+
+
+def brings_rows(root) -> bool:
+    """A layer gathers what each rank brings as rows of its own: the model's inputs are parts of what all ranks have."""
+    for module in root.modules() if root is not None else ():
         taken = _placements(module._forward_pre_hooks)
         if isinstance(getattr(module, "weight", None), _dtensor()) and any(each.is_shard(0) for each in taken):
-            return f"{names.clean(name)} gathers rows that each rank brings of its own: the model's input is a part, which is not planned"
-    return None
+            return True
+    return False
 
 
 def _dtensor() -> type:
@@ -272,11 +280,27 @@ def _gathers(module) -> bool:
     from torch.distributed.tensor.parallel import PrepareModuleInput
 
     prepared = [value for value in _closed_over(module._forward_pre_hooks) if isinstance(value, PrepareModuleInput)]
+    return any(not was.is_replicate() for each in prepared for was, _ in _changes(each))
+
+
+def _changes_along_sequence(module) -> str | None:
+    """Of a module without weights of its own on the mesh: it is handed its part of what is whole, or hands on all of what is cut."""
+    from torch.distributed.tensor.parallel import PrepareModuleInput, PrepareModuleOutput
+
+    prepared = [value for value in _closed_over(module._forward_pre_hooks) if isinstance(value, PrepareModuleInput)]
     changes = [pair for each in prepared for pair in _changes(each)]
-    if changes and all(was.is_replicate() for was, _ in changes):
-        note("a module cuts along the sequence what every rank has whole: planned is a layer before it that hands on each rank's part")
-        return False
-    return bool(changes)
+    if changes and all(was.is_replicate() and wanted.is_shard(1) for was, wanted in changes):
+        return "part"
+    for value in _closed_over(module._forward_hooks):
+        if isinstance(value, PrepareModuleOutput) and value.output_layouts[0].is_shard(1) and value.desired_output_layouts[0].is_replicate():
+            return "gather_output"
+    return None
+
+
+def _hands_on_whole(module) -> bool:
+    """The sum of a rowwise layer, as its style says."""
+    layout, _ = _output(module)
+    return layout is not None and layout.is_replicate()
 
 
 def _hands_on_local(module) -> bool:
@@ -295,9 +319,9 @@ def _given_whole(root, words: dict) -> dict[str, str]:
         taken = _placements(module._forward_pre_hooks) if words.get(name) == "colwise" else []
         owner = name.rpartition(".")[0]
         above = [owner[:at] for at, each in enumerate(owner) if each == "."] + [owner]
-        if not taken or not owner or not all(one.is_replicate() for one in taken):
+        if not taken or not owner or words.get(owner) or not all(one.is_replicate() for one in taken):
             continue
-        told = any(words.get(each) in ("gather", "summed") for each in above) or any(each.startswith(f"{owner}.") for each in of_parts)
+        told = any(words.get(each) in ("gather", "gather_local", "summed") for each in above) or any(each.startswith(f"{owner}.") for each in of_parts)
         if not told:
             found[owner] = "gather"
     return found
@@ -330,10 +354,10 @@ def _splits_rows(module) -> bool:
     return False
 
 
-def _patterns(words: dict[str, str]) -> dict[str, str]:
-    """Layers that are cut alike share a pattern."""
-    made: dict[str, set[str]] = {}
-    for name, word in words.items():
-        made.setdefault(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), set()).add(word)
-    alike = {pattern: next(iter(each)) for pattern, each in made.items() if len(each) == 1}
+def _patterns(words: dict[str, str], modules) -> dict[str, str]:
+    """Layers that are cut alike share a pattern, where all of its modules are."""
+    made: dict[str, set[str | None]] = {}
+    for name in (*modules, *words):
+        made.setdefault(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name), set()).add(words.get(name))
+    alike = {pattern: next(iter(each)) for pattern, each in made.items() if len(each) == 1 and None not in each}
     return alike | {name: word for name, word in words.items() if re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", name) not in alike}

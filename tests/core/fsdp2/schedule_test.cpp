@@ -471,6 +471,20 @@ TEST(Fsdp2Schedule, AGradientScalerReadsWhatItFoundUnlessTheStepIsFused) {
   EXPECT_THAT(plan_chain(job).error().message, HasSubstr("already been called"));
 }
 
+/// reduce_output.copy_(reduce_scatter_input / factor): a third tensor of the unit's size, while it is copied.
+TEST(Fsdp2, AUnitOfOneRankDividesIntoATensorOfItsOwn) {
+  Job job = chain_job(1);
+  job.train.script = {{"call:b1:set_gradient_divide_factor:2", "fwd", "bwd", "step"}};
+  const Result<Plan> plan = plan_chain(job);
+  ASSERT_TRUE(plan) << plan.error().message;
+  std::map<std::string, Bytes> made;
+  for (const Instruction& i : plan->iterations.back().instructions) {
+    if (i.buffer.what == BufferWhat::GradCast && i.kind == InstructionKind::Alloc)
+      made[plan->units[i.unit.index()].name] += i.bytes;
+  }
+  EXPECT_EQ(made, (std::map<std::string, Bytes>{{"b1", (6 * 5 + 6) * 4}}));
+}
+
 TEST(Unsharded, OneRankHasNoCommunicationAndManyReduceEveryBucket) {
   Job job = chain_job(1);
   job.fsdp.runtime = Runtime::None;

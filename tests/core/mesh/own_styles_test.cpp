@@ -3,11 +3,16 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/lowering/lowering.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
+#include "core/model/model_json.h"
 #include "core/plan/build_plan.h"
 
 namespace foreshard {
@@ -43,10 +48,160 @@ bool has_row(const Model& model, const std::string& modules, const std::string& 
                      [&](const ParallelStyle& row) { return row.modules == modules && row.style == style; });
 }
 
+std::int64_t count_of(const Model& model, const std::string& name, const std::string& module) {
+  return std::count_if(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+    return op.name == name && op.module.valid() && model.modules[op.module.index()].fqn == module;
+  });
+}
+
+/// Everything along the sequence but what the test says otherwise.
+Job along_the_sequence(std::map<std::string, std::string> otherwise) {
+  Job job = job_of();
+  job.mesh.sequence_parallel = true;
+  const std::string block = "model.layers.*.";
+  for (const char* layer : {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj"})
+    job.mesh.plan[block + layer] = "colwise";
+  for (const char* layer : {"self_attn.o_proj", "mlp.down_proj"}) job.mesh.plan[block + layer] = "rowwise";
+  for (const char* norm : {"input_layernorm", "post_attention_layernorm"}) job.mesh.plan[block + norm] = "sequence";
+  job.mesh.plan["model.layers.0"] = "part";
+  job.mesh.plan["model.layers.1"] = "gather_output";
+  for (auto& [name, style] : otherwise) job.mesh.plan[name] = style;
+  return job;
+}
+
 std::int64_t gathers_in(const Model& model, const std::string& module) {
   return std::count_if(model.ops.begin(), model.ops.end(), [&](const Op& op) {
     return op.name == "mesh.all_gather" && op.module.valid() && model.modules[op.module.index()].fqn == module;
   });
+}
+
+/// Pairs of neighbouring elements are turned (rotary positions of GLM, Cohere and others).
+constexpr const char* kTurned =
+    R"({"schema": "foreshard.model/2", "name": "turned", "lifetimes": "recorded", "has_loss": true,
+ "inputs": [{"name": "x", "shape": [2, 6, 8], "dtype": "float32"}],
+ "modules": [{"fqn": "", "class": "Net"}, {"fqn": "q", "class": "Linear"}, {"fqn": "o", "class": "Linear"}],
+ "params": [{"fqn": "q.weight", "shape": [8, 8], "dtype": "float32"}, {"fqn": "o.weight", "shape": [8, 16], "dtype": "float32"}],
+ "ops": [{"op": "aten.linear.default", "module": "q", "args": ["%x", "@q.weight"], "out": [{"name": "h", "shape": [2, 6, 8], "dtype": "float32"}]},
+         {"op": "aten.stack.default", "module": "", "args": [["%h", "%h"], -1], "out": [{"name": "s", "shape": [2, 6, 8, 2], "dtype": "float32"}]},
+         {"op": "aten.view.default", "module": "", "args": ["%s", [2, 6, 16]], "out": [{"name": "v", "shape": [2, 6, 16], "dtype": "float32"}]},
+         {"op": "aten.linear.default", "module": "o", "args": ["%v", "@o.weight"], "out": [{"name": "y", "shape": [2, 6, 8], "dtype": "float32"}]},
+         {"op": "aten.sum.default", "module": "", "args": ["%y"], "out": [{"name": "loss", "shape": [], "dtype": "float32"}]}],
+ "module_calls": [{"module": "", "args": ["x"]}, {"module": "q", "args": ["x"]}, {"module": "o", "args": ["v"]}],
+ "outputs": ["loss"]})";
+
+TEST(OwnStyles, WhatIsStackedStaysCut) {
+  Job job = job_of();
+  job.mesh.plan = {{"q", "colwise"}, {"o", "rowwise"}};
+  const auto model = rank_model(parse_model_json(kTurned, "model.json").value(), job);
+  ASSERT_TRUE(model) << model.error().message;
+  const auto stacked =
+      std::find_if(model->ops.begin(), model->ops.end(), [](const Op& op) { return op.name == "aten.stack.default"; });
+  EXPECT_EQ(model->values[stacked->out.front().index()].shape, (Shape{2, 6, 4, 2}));
+  EXPECT_EQ(param(*model, "o.weight").shape, (Shape{8, 8}));
+}
+
+/// Layers that gather the rows that each rank brings, and scatter what they make (PyTorch's sequence_parallel_example).
+constexpr const char* kRows =
+    R"({"schema": "foreshard.model/2", "name": "rows", "lifetimes": "recorded", "has_loss": true,
+ "inputs": [{"name": "x", "shape": [6, 4], "dtype": "float32"}],
+ "modules": [{"fqn": "", "class": "Net"}, {"fqn": "norm", "class": "LayerNorm"}, {"fqn": "a", "class": "Linear"}, {"fqn": "b", "class": "Linear"}],
+ "params": [{"fqn": "norm.weight", "shape": [4], "dtype": "float32"}, {"fqn": "a.weight", "shape": [8, 4], "dtype": "float32"},
+            {"fqn": "b.weight", "shape": [4, 8], "dtype": "float32"}],
+ "ops": [{"op": "aten.mul.Tensor", "module": "norm", "args": ["%x", "@norm.weight"], "out": [{"name": "n", "shape": [6, 4], "dtype": "float32"}]},
+         {"op": "aten.linear.default", "module": "a", "args": ["%n", "@a.weight"], "out": [{"name": "h", "shape": [6, 8], "dtype": "float32"}]},
+         {"op": "aten.linear.default", "module": "b", "args": ["%h", "@b.weight"], "out": [{"name": "y", "shape": [6, 4], "dtype": "float32"}]},
+         {"op": "aten.mean.default", "module": "", "args": ["%y"], "out": [{"name": "loss", "shape": [], "dtype": "float32"}]}],
+ "module_calls": [{"module": "", "args": ["x"]}, {"module": "norm", "args": ["x"]}, {"module": "a", "args": ["n"]}, {"module": "b", "args": ["h"]}],
+ "outputs": ["loss"]})";
+
+TEST(OwnStyles, RowsThatEachRankBringsAreGatheredAndScattered) {
+  Job job = job_of();
+  job.mesh.plan = {{"", "rows"}, {"a", "colwise"}, {"b", "rowwise"}};
+  const Model whole = parse_model_json(kRows, "model.json").value();
+  const auto model = rank_model(whole, job);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(model->values[model->inputs.front().index()].shape, (Shape{3, 4}));
+  std::vector<std::string> names;
+  for (const Op& op : model->ops) {
+    names.push_back(op.name);
+    if (op.name == "mesh.all_gather" || op.name == "mesh.reduce_scatter") {
+      EXPECT_EQ(std::get<std::int64_t>(op.args[2].value), 0) << op.name;
+    }
+  }
+  EXPECT_EQ(names, (std::vector<std::string>{"aten.mul.Tensor", "mesh.all_gather", "aten.linear.default",
+                                             "aten.linear.default", "mesh.reduce_scatter", "aten.mean.default"}));
+  EXPECT_TRUE(has_row(*model, "norm.weight", "partial"));  // each rank has the gradient of its own rows
+  EXPECT_TRUE(has_row(*model, "", "rows"));
+  job.cluster.world_size = job.mesh.tensor = 4;
+  EXPECT_EQ(rank_model(whole, job).error().place, "x");
+  job = job_of();
+  job.mesh.plan = {{"a", "rows"}, {"b", "rowwise"}};
+  EXPECT_EQ(rank_model(whole, job).error().place, "mesh.plan");
+}
+
+TEST(OwnStyles, WrongPlansAreToldWhatWouldBeRight) {
+  Job job = job_of();
+  const auto told = [&](std::map<std::string, std::string> plan) {
+    job.mesh.plan = std::move(plan);
+    auto model = rank_model(llama(job), job);
+    EXPECT_FALSE(model);
+    return model ? Error{} : model.error();
+  };
+  EXPECT_NE(told({{"layers.*.wq", "colwise"}}).hint.find("model.layers.*.self_attn.q_proj"), std::string::npos);
+  const Error experts = told({{"model.layers.*.mlp", "experts"}});
+  EXPECT_EQ(experts.place, "mesh.plan");
+  EXPECT_NE(experts.expected.find("mesh.expert"), std::string::npos);
+  EXPECT_NE(told({{"model.layers.*.mlp.up_proj", "colwise"}}).hint.find("other operands"), std::string::npos);
+  job.mesh.sequence_parallel = true;
+  EXPECT_NE(told({{"model.layers.*.mlp.down_proj", "rowwise"}}).hint.find("rowwise_reduced"), std::string::npos);
+}
+
+TEST(OwnStyles, TheFirstBlockTakesItsPartAndTheLastOneGathers) {
+  const Job job = along_the_sequence({});
+  const auto model = rank_model(llama(job), job);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(count_of(*model, "mesh.part", "model.layers.0"), 1);
+  EXPECT_EQ(count_of(*model, "mesh.part", "model.layers.1"), 0);
+  EXPECT_EQ(gathers_in(*model, "model.layers.0"), 0);
+  EXPECT_EQ(gathers_in(*model, "model.layers.1"), 1);
+  const ParamInfo& norm = param(*model, "model.norm.weight");  // reads what is whole again
+  EXPECT_EQ(norm.part.dimension, -1);
+  EXPECT_FALSE(has_row(*model, "model.norm", "lacks"));
+  EXPECT_TRUE(build_plan(*model, job));
+}
+
+TEST(OwnStyles, WhatAModuleGathersAsALocalTensorIsSummedLayerByLayer) {
+  const auto copies_and_scatters = [](const char* style) {
+    const Job job = along_the_sequence({{"model.layers.*.mlp", style}});
+    const auto model = rank_model(llama(job), job);
+    EXPECT_TRUE(model) << model.error().message;
+    std::pair<std::int64_t, std::string> found;
+    for (const Op& op : model->ops) {
+      if (!op.module.valid()) continue;
+      const std::string& module = model->modules[op.module.index()].fqn;
+      if (op.name == "mesh.copy" && module.starts_with("model.layers.0.mlp.")) ++found.first;
+      if (op.name == "mesh.all_gather" && module == "model.layers.0.mlp")
+        found.second = std::get<std::string>(op.args[4].value);
+    }
+    return found;
+  };
+  EXPECT_EQ(copies_and_scatters("gather"), (std::pair<std::int64_t, std::string>{0, "reduce_scatter"}));
+  EXPECT_EQ(copies_and_scatters("gather_local"), (std::pair<std::int64_t, std::string>{2, "slice"}));
+}
+
+/// The sum of a layer is gathered by the module around it, and read by others as that.
+TEST(OwnStyles, WhatWasScatteredIsGatheredByTheModuleAroundIt) {
+  const Job job = along_the_sequence({{"model.layers.*.mlp", "gather_output"},
+                                      {"model.layers.*.self_attn.o_proj", "rowwise_reduced"},
+                                      {"model.layers.*.input_layernorm", "replicate"},
+                                      {"model.layers.*.post_attention_layernorm", "replicate"},
+                                      {"model.layers.0", "gather"},
+                                      {"model.layers.1", "gather"}});
+  const auto model = rank_model(llama(job), job);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_EQ(count_of(*model, "mesh.all_reduce", "model.layers.0.self_attn.o_proj"), 1);
+  EXPECT_EQ(count_of(*model, "mesh.reduce_scatter", "model.layers.0.mlp.down_proj"), 1);
+  EXPECT_EQ(gathers_in(*model, "model.layers.0.mlp"), 1);
 }
 
 TEST(OwnStyles, AttentionTakesItsQueriesHeadsOfKeysThatAreWhole) {

@@ -116,6 +116,43 @@ TEST(RecordedRank, ThePlanOfTheJobTellsItsExperts) {
   EXPECT_EQ(told->params, rank_model(block(), job_of())->params);
 }
 
+/// Layers that a script cut by hand: their parameters are plain tensors, of which each rank has its own.
+Model by_hand() {
+  Model model = block();
+  model.mesh[0].name = "tensor";
+  for (ParamInfo& param : model.params) param.part = {};
+  std::erase_if(model.ops, [](const Op& op) { return op.name == "mesh.all_to_all"; });
+  model.ops.back().args.front() = Arg{ValueRef{model.ops[model.ops.size() - 2].out.front()}};
+  return model;
+}
+
+TEST(RecordedRank, LayersThatWereCutByHandLieOnTheTensorDimension) {
+  Job job = job_of();
+  job.mesh = {};
+  job.mesh.tensor = 2;
+  const auto model = rank_model(by_hand(), job);
+  ASSERT_TRUE(model) << model.error().message;
+  EXPECT_TRUE(can_meet(model));
+  const auto plan = build_plan(*model, job);
+  ASSERT_TRUE(plan) << plan.error().message;
+  ASSERT_EQ(plan->units.size(), 1U);
+  EXPECT_EQ(plan->units.front().shard_size, 2);  // of four ranks those of one part
+}
+
+/// DDP reduces plain tensors over the data ranks; whole models that a plan cuts have DTensors, which it does not take.
+TEST(RecordedRank, DdpReplicatesPartsOfAScriptsOwn) {
+  Job job = job_of();
+  job.mesh = {};
+  job.mesh.tensor = 2;
+  job.fsdp.runtime = Runtime::None;
+  EXPECT_TRUE(rank_model(by_hand(), job));
+  Model whole = by_hand();
+  whole.mesh.clear();
+  for (Op& op : whole.ops) std::erase_if(op.kwargs, [](const NamedArg& arg) { return arg.name.starts_with("meets"); });
+  job.mesh.plan = {{"gate", "colwise"}};
+  EXPECT_EQ(rank_model(whole, job).error().place, "fsdp.runtime");
+}
+
 /// A whole model whose loss meets other ranks can be cut as any other.
 TEST(RecordedRank, AWholeProgramIsCutWithoutItsGroups) {
   Model model = block();

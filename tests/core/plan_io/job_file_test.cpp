@@ -13,6 +13,7 @@
 
 #include "core/job/job_keys.h"
 #include "core/job/key_meaning.h"
+#include "core/job/located_error.h"
 #include "core/job/not_built.h"
 
 namespace foreshard {
@@ -400,6 +401,24 @@ TEST(JobFile, AMeshPlanAndABudgetAreReadAndWritten) {
   const auto again = parse_job(job_to_toml(job->job), "", std::vector<std::string>{});
   ASSERT_TRUE(again) << to_text(again.error());
   EXPECT_EQ(again->job, job->job);
+}
+
+/// What planning says of a key, or of a module, is said of the file that the job came from.
+TEST(JobFile, ErrorsOfPlanningAreLocatedWhereTheirKeyWasSet) {
+  const auto loaded = parse("mesh.tensor = 2\n", {"mesh.context=2"});
+  ASSERT_TRUE(loaded) << loaded.error().message;
+  const auto at = [&](const char* place, const char* file = "") {
+    Error error;
+    error.place = place;
+    error.file = file;
+    error = located(error, *loaded);
+    return error.file + "|" + error.place;
+  };
+  EXPECT_EQ(at("mesh.tensor"), "job.toml|mesh.tensor (line 2)");
+  EXPECT_EQ(at("mesh.context"), "|--set mesh.context");
+  EXPECT_EQ(at("mesh.sequence_parallel"), "job.toml|mesh.sequence_parallel");
+  EXPECT_EQ(at("layers.0.attention"), "job.toml|layers.0.attention");
+  EXPECT_EQ(at("mesh.tensor", "other"), "other|mesh.tensor");
 }
 
 TEST(JobFile, AnInitialisationNobodyKnowsIsRefused) {

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor import parallel as tp
 
 parser = argparse.ArgumentParser()
-parser.add_argument("way", choices=["told", "keys", "tied", "inner", "table", "fsdp1", "silent", "hand", "rows"])
+parser.add_argument("way", choices=["told", "keys", "tied", "inner", "table", "fsdp1", "silent", "hand", "rows", "width", "edges", "own"])
 way = parser.parse_args().way
 SEQ, DIM, HEADS, WIDTH, WORDS = 256, 256, 8, 32, 4000
 dist.init_process_group("nccl")
@@ -99,12 +99,26 @@ def cut(model):
             plan["gated"] = tp.PrepareModuleInputOutput(
                 input_layouts=(part,), desired_input_layouts=(whole,), output_layouts=(Partial(),), desired_output_layouts=(part,)
             )
+        if way == "edges":  # the first block cuts along the sequence, the last one gathers; layers of a gathered local tensor
+            plan = {f"attention.{name}": columns(input_layouts=part) for name in names} | {"attention.o": rows(output_layouts=part)}
+            plan |= {"norm": tp.SequenceParallel(), "norm2": tp.SequenceParallel(), "gated.gate": columns(), "gated.up": columns()}
+            plan |= {"gated": tp.PrepareModuleInput(input_layouts=(part,), desired_input_layouts=(whole,), use_local_output=True)}
+            plan["gated.down"] = rows(output_layouts=part)
+        if way == "own":  # each rank has rows of its own, which these layers gather
+            plan = {f"gated.{name}": columns(input_layouts=Shard(0)) for name in ("gate", "up")} | {"gated.down": rows(output_layouts=Shard(0))}
+        if way == "width":
+            plan["gated.down"] = rows(output_layouts=Shard(-1))
+            plan["gated"] = tp.PrepareModuleOutput(output_layouts=(Shard(-1),), desired_output_layouts=(whole,))
         tp.parallelize_module(block, tensor, plan)
     if way == "inner":
         tp.parallelize_module(model, tensor, {"embed": rows(input_layouts=whole, output_layouts=part), "norm": tp.SequenceParallel()})
         tp.parallelize_module(model, tensor, {"head": columns(input_layouts=part, output_layouts=whole)})
     for block in model.blocks if way == "silent" else ():
         tp.parallelize_module(block, tensor, {"norm": Silent(), "norm2": Silent()})
+    if way == "edges":
+        cuts = tp.PrepareModuleInput(input_layouts=(whole,), desired_input_layouts=(part,), use_local_output=True)
+        tp.parallelize_module(model, tensor, {"blocks.0": cuts, "head": columns(output_layouts=whole)})
+        tp.parallelize_module(model, tensor, {"blocks.2": tp.PrepareModuleOutput(output_layouts=(part,), desired_output_layouts=(whole,))})
     if way == "rows":  # each rank brings rows of its own
         tp.parallelize_module(model, tensor, {"head": columns(input_layouts=Shard(0), output_layouts=Shard(0))})
     if way == "table":  # the loss gathers the logits

@@ -1,0 +1,23 @@
+#include "core/job/located_error.h"
+
+#include <algorithm>
+
+namespace foreshard {
+
+Error located(Error error, const LoadedJob& loaded) {
+  if (!error.file.empty() || error.place.empty()) return error;
+  const auto value = std::find_if(loaded.values.begin(), loaded.values.end(),
+                                  [&](const EffectiveValue& each) { return each.key == error.place; });
+  const std::string origin = value == loaded.values.end() ? "default" : value->origin;
+  if (origin == "--set") {
+    error.place = origin + " " + error.place;
+  } else if (const std::size_t colon = origin.rfind(':'); colon != std::string::npos) {
+    error.file = origin.substr(0, colon);
+    error.place += " (line " + origin.substr(colon + 1) + ")";
+  } else {
+    error.file = loaded.file;
+  }
+  return error;
+}
+
+}  // namespace foreshard
