@@ -63,7 +63,7 @@ class TemplateTimer {
                        kernel.after_begin, kernel.after_end, kernel.launches > 0,
                        kernel.kind == KernelClass::Gemm && !kernel.convolution, through_lt(kernel),
                        backward && kernel.op >= 0 && (kernel.op == add_ || kernel.op == add_in_place_),
-                       collectives_.communicator_of(kernel),
+                       kernel.waits && context_.device.profile.kind != "cpu", collectives_.communicator_of(kernel),
                        context_.device.interference.slowdown(context_.device.cost.tiles(kernel))});
     }
     return times;
