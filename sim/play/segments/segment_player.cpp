@@ -8,18 +8,12 @@ namespace {
 
 bool begins_early(const SegmentTemplate& segment) { return segment.early_backward > 0; }
 
-bool waits(const std::vector<TimedKernel>& kernels) {
-  return std::any_of(kernels.begin(), kernels.end(), [](const TimedKernel& kernel) { return kernel.waits; });
-}
-
 /// Whether runs are whole and on one stream, as a tape's: collectives of the program and copies of its activations move
-/// others, a backward may begin before its region is computed again, and the host may wait in the midst of a run.
-bool fits_tapes(const PlayContext& context, const std::vector<TemplateTimes>& times) {
+/// others, and a backward may begin before its region is computed again.
+bool fits_tapes(const PlayContext& context) {
   const std::vector<SegmentTemplate>& templates = context.lowered.templates;
   return context.model.mesh.empty() && !context.lowered.offloads &&
-         std::none_of(templates.begin(), templates.end(), begins_early) &&
-         std::none_of(times.begin(), times.end(),
-                      [](const TemplateTimes& each) { return waits(each.forward) || waits(each.recompute); });
+         std::none_of(templates.begin(), templates.end(), begins_early);
 }
 
 }  // namespace
@@ -30,9 +24,9 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       buffers_(buffers),
       collectives_(collectives),
       times_(time_templates(context, collectives, work_)),
-      recorder_(context, fits_tapes(context, times_) ? options.record_runs : nullptr),
+      recorder_(context, fits_tapes(context) ? options.record_runs : nullptr),
       storages_(context, buffers, recorder_),
-      follower_(context, buffers, storages_, fits_tapes(context, times_) ? options.follow_runs : nullptr),
+      follower_(context, buffers, storages_, fits_tapes(context) ? options.follow_runs : nullptr),
       instructions_(context, buffers, storages_, recorder_, follower_),
       workspaces_(context, recorder_),
       early_(context, storages_, times_),
