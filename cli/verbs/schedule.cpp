@@ -7,12 +7,14 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
+#include "core/mesh/rank_model.h"
 #include "core/output_file.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/checks/collectives_in_turn.h"
 #include "sim/schedule/schedule_file.h"
 #include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
+#include "sim/search/prepare_job.h"
 
 namespace foreshard::cli {
 namespace {
@@ -32,13 +34,16 @@ std::vector<std::int64_t> ranks_to_compare(std::int64_t world) {
   return ranks;
 }
 
-/// No schedule leaves here that fails a check of its own, or whose ranks would wait for each other.
-Result<void> prove(const FoundSchedule& found, const Model& model) {
+/// No schedule leaves here that fails a check of its own, or whose ranks would wait for each other. Over a mesh each
+/// rank has a program of its own.
+Result<void> prove(const FoundSchedule& found, const Model& model, const HardwareProfile& profile) {
   std::vector<Plan> plans;
   for (const std::int64_t rank : ranks_to_compare(found.job.cluster.world_size)) {
     Job job = found.job;
     job.cluster.rank = rank;
-    auto plan = build_plan(model, job);
+    const auto own = is_cut(job.mesh) ? load_job_model(job, profile) : Result<Model>(model);
+    if (!own) return fail(own.error());
+    auto plan = build_plan(*own, job);
     if (!plan) return fail(plan.error());
     for (const PlanCheck& check : plan->checks) {
       if (check.status != CheckStatus::Fail) continue;
@@ -71,7 +76,7 @@ Result<Answer> answer_of(const ScheduleFlags& flags, const Job& job) {
   if (!found) return fail(found.error());
   Answer answer{std::move(*found), std::move(*model), profile->id, 0};
   if (!answer.found.fits) return answer;
-  if (auto proven = prove(answer.found, answer.model); !proven) return fail(proven.error());
+  if (auto proven = prove(answer.found, answer.model, *profile); !proven) return fail(proven.error());
   if (flags.emit.empty()) return answer;
   const auto expressed = bench.predict(expressed_by_fsdp2(answer.found));
   if (!expressed) return fail(expressed.error());

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/job/job_keys.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -32,7 +33,7 @@ constexpr Missing kMissing[] = {
        const Strategy strategy = job.fsdp.strategy;
        const bool shards = strategy == Strategy::FullShard || strategy == Strategy::HybridShard;
        const bool flat = job.fsdp.runtime == Runtime::Fsdp1 && strategy != Strategy::NoShard;
-       return job.mesh.context > 1 && !flat && (job.fsdp.runtime != Runtime::Fsdp2 || !shards);
+       return job.mesh.context > 1 && !flat && (!has_fsdp2_layouts(job.fsdp.runtime) || !shards);
      },
      "fsdp2 with FULL_SHARD or HYBRID_SHARD, or fsdp1 with a strategy that shards"},
     {"mesh.expert",
@@ -40,7 +41,7 @@ constexpr Missing kMissing[] = {
        const MeshOptions& mesh = job.mesh;
        const Strategy strategy = job.fsdp.strategy;
        const bool shards = strategy == Strategy::FullShard || strategy == Strategy::HybridShard;
-       return mesh.expert > 1 && (!shards || job.fsdp.runtime != Runtime::Fsdp2);
+       return mesh.expert > 1 && (!shards || !has_fsdp2_layouts(job.fsdp.runtime));
      },
      "experts over fsdp2 with FULL_SHARD or HYBRID_SHARD"},
     {"mesh.sequence_parallel",
@@ -82,14 +83,14 @@ constexpr Missing kMissing[] = {
        // Refused with PyTorch's own reason; whole parameters keep their dimensions.
        const bool flat = job.fsdp.runtime == Runtime::Fsdp1 && job.fsdp.strategy != Strategy::NoShard;
        const bool plain =
-           job.fsdp.runtime == Runtime::Fsdp2 && job.fsdp.strategy != Strategy::HybridShard && job.mesh.tensor == 1;
+           has_fsdp2_layouts(job.fsdp.runtime) && job.fsdp.strategy != Strategy::HybridShard && job.mesh.tensor == 1;
        return job.train.optimizer.name == OptimizerKind::Muon && !flat && !plain;
      },
      "adamw or sgd, or muon under fsdp2 with one shard group"},
     {"train.optimizer.impl",
      [](const Job& job) {
        const FsdpOptions& fsdp = job.fsdp;
-       const bool fires = fsdp.runtime == Runtime::Fsdp2 && !job.train.grad_scaler.enabled;
+       const bool fires = has_fsdp2_layouts(fsdp.runtime) && !job.train.grad_scaler.enabled;
        const bool never = fsdp.runtime == Runtime::Fsdp1 && fsdp.use_orig_params;
        return steps_in_backward(job.train.optimizer.impl) && !fires && !never;
      },

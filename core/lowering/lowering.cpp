@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 #include "core/lowering/folding/folded_products.h"
+#include "core/lowering/kernels/host_values.h"
 #include "core/lowering/lowering_check.h"
 #include "core/lowering/lowering_fold.h"
 
@@ -42,6 +44,15 @@ std::int32_t position_of(const std::vector<ParamId>& params, ParamId param) {
   return at == params.end() ? -1 : static_cast<std::int32_t>(at - params.begin());
 }
 
+/// The first kernel of an operator that hands values to the host: what follows is sized by them.
+void mark_waits(KernelList& list, const Model& model, const SegmentRange& segment) {
+  std::int32_t before = -1;
+  for (Kernel& kernel : list.kernels) {
+    const std::int32_t op = std::exchange(before, kernel.model_op) == kernel.model_op ? -1 : kernel.model_op;
+    kernel.waits = op >= 0 && hands_to_host(model, model.ops[static_cast<std::size_t>(segment.op_begin + op)]);
+  }
+}
+
 Extract extract(RawInstance& raw, std::int32_t instance, const Model& model, const SegmentRange& segment) {
   Extract out;
   const std::vector<ParamId> params = params_in_order(model, segment);
@@ -53,6 +64,7 @@ Extract extract(RawInstance& raw, std::int32_t instance, const Model& model, con
     to.kernels = std::move(from.kernels);
     for (Kernel& kernel : to.kernels)
       if (kernel.model_op >= 0) kernel.model_op -= segment.op_begin;
+    if (&to != &out.made.backward) mark_waits(to, model, segment);
     to.events.reserve(from.events.size());
     for (const lowering::RawEvent& event : from.events) {
       if (event.instance == instance) {

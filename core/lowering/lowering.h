@@ -102,6 +102,7 @@ struct Kernel {
   OffloadStep offload = OffloadStep::None;
   std::int32_t offload_back = 0;  // OffloadStep
   std::int32_t model_op = -1;     // forward operator it stems from, relative to the segment's first
+  bool waits = false;             // the host goes on when it is done: it reads values that the operator makes
   bool operator==(const Kernel&) const = default;
 };
 

@@ -16,6 +16,7 @@
 #include "core/plan.h"
 #include "core/plan/units/groups.h"
 #include "core/plan/units/units.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -263,7 +264,7 @@ Result<void> check_script(const Job& job) {
 /// DDP around DTensors; around a script's own parts, which are plain tensors, it works.
 Result<void> check_runtime(const Job& job) {
   const MeshOptions& mesh = job.mesh;
-  const bool shards = job.fsdp.runtime == Runtime::Fsdp1 || job.fsdp.runtime == Runtime::Fsdp2;
+  const bool shards = job.fsdp.runtime == Runtime::Fsdp1 || has_fsdp2_layouts(job.fsdp.runtime);
   const bool alone = job.fsdp.runtime == Runtime::None && mesh.context <= 1 && mesh.expert <= 1 &&
                      mesh.tensor == job.cluster.world_size;
   if (shards || alone) return {};
@@ -271,7 +272,7 @@ Result<void> check_runtime(const Job& job) {
                "this runtime has no mesh of several dimensions",
                {},
                "fsdp.runtime",
-               "fsdp2 or fsdp1; none over tensor ranks alone",
+               "fsdp2, fsdp1 or planned; none over tensor ranks alone",
                std::string(runtime_name(job.fsdp.runtime)),
                "take the degrees of [mesh] away, or set fsdp2"});
 }

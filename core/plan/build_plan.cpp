@@ -12,6 +12,7 @@
 #include "core/plan/script_traps.h"
 #include "core/plan/tensor_traps.h"
 #include "core/plan/training_traps.h"
+#include "core/runtime_layouts.h"
 #include "core/traps.h"
 
 namespace foreshard {
@@ -186,7 +187,7 @@ void note_clipping(const Model& model, const Job& job, Plan& plan) {
                           true});
   }
   const bool mixed = meshes.size() > 1;
-  if (job.fsdp.runtime == Runtime::Fsdp2 && mixed) {
+  if (has_fsdp2_layouts(job.fsdp.runtime) && mixed) {
     plan.traps.push_back(
         {kMixedMeshes,
          "clip_grad_norm_ fails over parameters of several meshes",

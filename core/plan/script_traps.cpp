@@ -10,6 +10,7 @@
 #include "core/job/optimizer_facts.h"
 #include "core/model/module_kind.h"
 #include "core/plan/runtime/muon_params.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -249,7 +250,7 @@ Result<void> check_fused(const Job& job) {
   const OptimizerKind name = job.train.optimizer.name;
   const bool has = name == OptimizerKind::Adagrad;
   const bool asked = is_other_elementwise(name) && job.train.optimizer.impl == OptimizerImpl::Fused;
-  if (!asked || (has && job.fsdp.runtime != Runtime::Fsdp2)) return {};
+  if (!asked || (has && !has_fsdp2_layouts(job.fsdp.runtime))) return {};
   const std::string own(class_name(name));
   Error error = refused(
       job,
@@ -275,7 +276,7 @@ Result<void> check_optimizer(const Model& model, const Job& job, const UnitTable
                 "matrices", "shards of one dimension, which is what FSDP1 leaves of them",
                 "set fsdp.runtime = \"fsdp2\", where it works by gathering, or train.optimizer.name = \"adamw\""));
   }
-  if (name == OptimizerKind::Muon && runtime == Runtime::Fsdp2 && job.fsdp.cpu_offload) {
+  if (name == OptimizerKind::Muon && has_fsdp2_layouts(runtime) && job.fsdp.cpu_offload) {
     return fail(refused(
         job,
         "RuntimeError: No backend type associated with device type cpu (Muon's collectives meet over the parameters' "
@@ -283,7 +284,7 @@ Result<void> check_optimizer(const Model& model, const Job& job, const UnitTable
         "parameters on the device", "offloaded ones",
         "set fsdp.cpu_offload = false, or train.optimizer.name = \"adamw\""));
   }
-  if (name == OptimizerKind::Adafactor && runtime == Runtime::Fsdp2) {
+  if (name == OptimizerKind::Adafactor && has_fsdp2_layouts(runtime)) {
     const bool torch = !is_transformers(job.train.optimizer);
     const bool lists = torch && job.train.optimizer.impl != OptimizerImpl::ForLoop;
     return fail(refused(
@@ -303,7 +304,7 @@ std::vector<Trap> script_traps(const Model& model, const Job& job, const Plan& p
   const auto add = [&](std::optional<Trap> trap) {
     if (trap) traps.push_back(std::move(*trap));
   };
-  const bool fsdp1 = plan.runtime == Runtime::Fsdp1, fsdp2 = plan.runtime == Runtime::Fsdp2;
+  const bool fsdp1 = plan.runtime == Runtime::Fsdp1, fsdp2 = has_fsdp2_layouts(plan.runtime);
   if (fsdp1 && steps_in_backward(job)) add(never_fires(plan));
   if (fsdp2 && steps_in_backward(job) && job.train.micro_batches > 1 && !job.train.no_sync)
     add(steps_each_micro_batch(job));

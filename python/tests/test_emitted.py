@@ -62,6 +62,15 @@ class Emitted(FakeGroup):
         self.assertEqual({unit for unit, reshard in module.RESHARD_AFTER_FORWARD.items() if not reshard}, kept)
         self.assertTrue(any("budget" in text for text in module.NOT_EXPRESSED))
 
+    def test_what_the_script_has_to_say_is_told(self):
+        with tempfile.TemporaryDirectory() as folder:
+            module, _, _ = emitted(folder, ["checkpointing.policy=block", "checkpointing.reentrant=true"])
+        self.assertTrue(module.REENTRANT)
+        with tempfile.TemporaryDirectory() as folder:
+            module, _, _ = emitted(folder, ["checkpointing.policy=ops"])
+        self.assertEqual(module.RECOMPUTED, [])  # whole blocks would be another thing
+        self.assertTrue(any("checkpointing.save" in text for text in module.NOT_EXPRESSED))
+
     def test_what_is_kept_over_micro_batches_is_gathered_once(self):
         module, _, _ = self.check("train.micro_batches=2", batches=2)
         self.assertTrue(module.KEPT_OVER_MICRO_BATCHES)

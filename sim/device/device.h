@@ -118,7 +118,7 @@ struct Device {
 
   /// Kernels of the compute stream, one after the other, as launch() would place them; no spans are kept. `host_before`
   /// is what the host pays before the kernel at this place; called in order, last with the number of kernels.
-  /// `Kernel` has host, device, slowdown and launches. REQUIRES clock.is_plain().
+  /// `Kernel` has host, device, slowdown, launches and waits. REQUIRES clock.is_plain(), and no wait without a launch.
   template <class Kernel, class HostBefore>
   void launch_all(const std::vector<Kernel>& kernels, Phase phase, const HostBefore& host_before) {
     const int stream = index_of(Stream::D);
@@ -137,6 +137,7 @@ struct Device {
       tail = compute_tail = start + time;
       queue.issue(tail, depth);
       activity.compute_busy += time;
+      if (kernel.waits) host = std::max(host, tail);
     }
     clock.placed(stream, host + host_before(kernels.size()), tail);
   }
@@ -151,9 +152,11 @@ struct Device {
     Interference::Kernels beside_collectives(interference);
     const bool busy = interference.active();
     const bool settled = interference.is_settled(list) && clock.queue_depth() > 0;
+    std::size_t wait = 0;
     for (std::size_t k = 0; k < list.launches.size(); ++k) {
       if (settled && at.tail == last) {
-        k = launch_behind(list, k, at, queue, beside_collectives);
+        k = launch_behind(list, k, wait < list.waits.size() ? list.waits[wait] : list.launches.size(), at, queue,
+                          beside_collectives);
         computed += at.tail - std::exchange(last, at.tail);
         if (k == list.launches.size()) break;
       }
@@ -168,6 +171,9 @@ struct Device {
       at.tail = last = start + time;
       queue.issue(at.tail);
       computed += time;
+      if (wait == list.waits.size() || k != list.waits[wait]) continue;
+      at.host = std::max(at.host, at.tail);
+      ++wait;
     }
     compute_tail = last;
     activity.compute_busy += computed;
@@ -195,14 +201,14 @@ struct Device {
   struct Placing {
     SimTime host = 0, tail = 0;
   };
-  /// Those from `k` on that the host issues before the device has done the one before, while the same collectives run:
-  /// most of all launches, of which nothing has to be asked. The first that is not one of them.
-  static std::size_t launch_behind(const LaunchList& list, std::size_t k, Placing& at, LaunchQueue::Launches& queue,
-                                   Interference::Kernels& kernels) {
+  /// Those from `k` to `end` that the host issues before the device has done the one before, while the same collectives
+  /// run: most of all launches, of which nothing has to be asked. The first that is not one of them.
+  static std::size_t launch_behind(const LaunchList& list, std::size_t k, std::size_t end, Placing& at,
+                                   LaunchQueue::Launches& queue, Interference::Kernels& kernels) {
     const Interference::Kernels::Steady steady = kernels.steady(at.tail);
     double slowed = steady.slowed;
     const auto place = [&](auto time, auto share) {
-      for (; k < list.launches.size(); ++k) {
+      for (; k < end; ++k) {
         const LaunchList::Launch& launch = list.launches[k];
         const SimTime host = queue.enter(at.host + launch.host);
         if (host > at.tail || at.tail + launch.device > steady.until) break;

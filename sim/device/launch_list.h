@@ -19,6 +19,7 @@ struct LaunchList {
     double slowed = 0, slowed_beside = 0;
   };
   std::vector<Launch> launches;
+  std::vector<std::size_t> waits;  // places of launches that the host waits for
   SimDuration host_after = 0;
   double settled = -1;  // for this usual slowdown; less than 0: for none
 };

@@ -11,6 +11,11 @@ std::int64_t retries_of_last_step(const Prediction& prediction) {
   return played.size() < 2 ? 0 : played.back().alloc_retries - played[played.size() - 2].alloc_retries;
 }
 
+std::int64_t driver_allocs_of_last_step(const Prediction& prediction) {
+  const std::vector<IterationResult>& played = prediction.iterations;
+  return played.size() < 2 ? 0 : played.back().stats.device_allocs - played[played.size() - 2].stats.device_allocs;
+}
+
 CandidateJudge::CandidateJudge(const UnitFrame& frame, Workbench& bench, Bytes budget, int threads)
     : frame_(frame),
       bench_(bench),
@@ -29,6 +34,7 @@ Judged CandidateJudge::simulated(const Candidate& candidate, Workbench& bench) c
   result.outside = static_cast<Bytes>(prediction->memory.outside_allocator.value);
   result.compute_ns = static_cast<double>(prediction->iterations.back().compute);
   result.alloc_retries = retries_of_last_step(*prediction);
+  result.driver_allocs = driver_allocs_of_last_step(*prediction);
   if (result.fits) result.ns = prediction->step_time_ns.value;
   return result;
 }

@@ -18,14 +18,16 @@ namespace foreshard {
 struct Judged {
   static constexpr double kNoTime = std::numeric_limits<double>::infinity();
   bool fits = false;
-  double ns = kNoTime, compute_ns = 0;             // of a step; busy time of the compute stream
-  Bytes reserved = 0, allocated = 0, outside = 0;  // outside: context and communicators
-  std::int64_t alloc_retries = 0;                  // of the last step
+  double ns = kNoTime, compute_ns = 0;                // of a step; busy time of the compute stream
+  Bytes reserved = 0, allocated = 0, outside = 0;     // outside: context and communicators
+  std::int64_t alloc_retries = 0, driver_allocs = 0;  // of the last step
   bool operator==(const Judged&) const = default;
 };
 
-/// How often the allocator gave its cache back to the driver and asked again.
+/// Of the last step: how often the allocator gave its cache back to the driver and asked again, and how often it asked
+/// the driver at all.
 std::int64_t retries_of_last_step(const Prediction& prediction);
+std::int64_t driver_allocs_of_last_step(const Prediction& prediction);
 
 class CandidateJudge {
  public:

@@ -280,32 +280,47 @@ class Bound {
     return result;
   }
 
-  /// What a unit gives to a collective, which of reductions is what gets gradients.
-  Numel numel_of_collective(InstructionKind kind, int unit) const {
+  /// A unit's collective, which of reductions gives what gets gradients; null: it has none.
+  const Instruction* collective_of(CollectiveKind kind, int unit) const {
+    const InstructionKind wanted = kind == CollectiveKind::AllGather       ? InstructionKind::AllGather
+                                   : kind == CollectiveKind::ReduceScatter ? InstructionKind::ReduceScatter
+                                                                           : InstructionKind::AllReduce;
     for (const Instruction& i : frame_.plan->iterations.back().instructions) {
-      if (i.kind == kind && i.unit.value == unit) return i.numel;
+      if (i.kind == wanted && i.unit.value == unit && i.communicator.valid()) return &i;
     }
-    return 0;
+    return nullptr;
   }
 
   double time_of(CollectiveKind kind, int unit) const {
     const PlanUnit& one = frame_.plan->units[static_cast<std::size_t>(unit)];
-    if (one.params.empty() || one.shard_size < 2) return 0;
-    const DType dtype = kind == CollectiveKind::AllGather ? one.param_dtype : one.reduce_dtype;
-    const bool replicas = kind == CollectiveKind::AllReduce;
-    const std::vector<std::int32_t>& group = replicas ? frame_.plan->groups.replicate : frame_.plan->groups.shard;
-    if (replicas && group.size() < 2) return 0;
-    const GroupPlacement placement = place_group(group, frame_.job.cluster.ranks_per_node);
-    const Numel numel = kind == CollectiveKind::AllGather ? one.padded_numel
-                        : replicas                        ? numel_of_collective(InstructionKind::AllReduce, unit)
-                                                          : numel_of_collective(InstructionKind::ReduceScatter, unit);
-    return static_cast<double>(collective_time(profile_, kind, placement, numel * itemsize(dtype)));
+    const Instruction* const i = one.params.empty() || one.shard_size < 2 ? nullptr : collective_of(kind, unit);
+    if (i == nullptr) return 0;
+    const bool gather = kind == CollectiveKind::AllGather;
+    const Bytes bytes = gather ? one.padded_numel * itemsize(one.param_dtype) : i->numel * itemsize(one.reduce_dtype);
+    const GroupPlacement placement =
+        place_group(frame_.plan->communicators[i->communicator.index()].ranks, frame_.job.cluster.ranks_per_node);
+    return static_cast<double>(collective_time(profile_, kind, placement, bytes));
+  }
+
+  /// Of what units gather by, the communicator that is busy longest: those of others, of experts, may run beside it.
+  CommunicatorId busiest() const {
+    std::map<CommunicatorId, double> busy;
+    for (const int u : frame_.forward) {
+      if (const Instruction* const i = collective_of(CollectiveKind::AllGather, u))
+        busy[i->communicator] += time_of(CollectiveKind::AllGather, u) + time_of(CollectiveKind::ReduceScatter, u);
+    }
+    const auto most =
+        std::max_element(busy.begin(), busy.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+    return most == busy.end() ? CommunicatorId() : most->first;
   }
 
   void add_collectives() {
     const auto batches = static_cast<double>(frame_.plan->iterations.back().micro_batches);
     const double reductions = frame_.job.train.no_sync ? 1 : batches;
+    const CommunicatorId counted = busiest();
     for (const int u : frame_.forward) {
+      const Instruction* const own = collective_of(CollectiveKind::AllGather, u);
+      if (own != nullptr && own->communicator != counted) continue;
       const double gather = time_of(CollectiveKind::AllGather, u);
       const bool trains = frame_.plan->units[static_cast<std::size_t>(u)].requires_grad;
       const bool again = frame_.backward_at[static_cast<std::size_t>(u)] >= 0;

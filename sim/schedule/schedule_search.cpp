@@ -125,6 +125,54 @@ double padding_of(const Plan& plan, const Model& model) {
   return padded > own ? 1 - static_cast<double>(own) / static_cast<double>(padded) : 0;
 }
 
+/// A dimension behind the first that the ranks divide; fsdp2 takes no other.
+std::optional<std::int64_t> divided_dimension(const Shape& shape, std::int64_t ranks) {
+  for (std::size_t d = 1; d < shape.size(); ++d) {
+    if (shape[d] % ranks == 0) return static_cast<std::int64_t>(d);
+  }
+  return std::nullopt;
+}
+
+/// Numbers of layers are alike: "layers.*.w1".
+std::string with_any_number(const std::string& name) {
+  std::string text;
+  for (std::size_t begin = 0; begin <= name.size();) {
+    const std::size_t end = std::min(name.find('.', begin), name.size());
+    const std::string part = name.substr(begin, end - begin);
+    const bool number = !part.empty() && part.find_first_not_of("0123456789") == std::string::npos;
+    text += (text.empty() && begin == 0 ? "" : ".") + (number ? std::string("*") : part);
+    begin = end + 1;
+  }
+  return text;
+}
+
+/// What shards along another dimension would change, of a schedule that gathers much padding.
+void look_at_other_shards(const Plan& plan, const Model& model, Workbench& bench, FoundSchedule& found) {
+  constexpr double kMuchPadding = 0.05;
+  if (found.padding <= kMuchPadding) return;
+  Job job = found.job;
+  job.schedule.budget = found.budget;
+  for (const PlanUnit& unit : plan.units) {
+    UnitOverride shards;
+    for (const ParamId param : unit.params) {
+      const ParamInfo& info = model.params[param.index()];
+      if (unit.shard_size < 2 || info.shape.empty() || info.shape.front() % unit.shard_size == 0) continue;
+      const auto dimension = divided_dimension(info.shape, unit.shard_size);
+      if (!dimension) continue;
+      shards.shard_dim[info.fqn] = *dimension;
+      const std::string said = fmt::format("{} along {}", with_any_number(info.fqn), *dimension);
+      std::vector<std::string>& all = found.sharded_otherwise;
+      if (std::find(all.begin(), all.end(), said) == all.end()) all.push_back(said);
+    }
+    if (shards.shard_dim.empty()) continue;
+    shards.units.push_back(model.modules[unit.modules.front().index()].fqn);
+    job.fsdp.overrides.push_back(std::move(shards));
+  }
+  if (found.sharded_otherwise.empty()) return;
+  found.unpadded = rival(job, found.budget, bench);
+  if (found.unpadded.step_ns >= found.step_ns) found.unpadded.step_ns = 0;
+}
+
 using Searches = std::vector<std::unique_ptr<UnitSearch>>;
 
 /// Other ways of wrapping, tried; those that begin best come first.
@@ -157,10 +205,10 @@ const UnitSearch& best_search(const UnitSearch& own, const Searches& others, con
   return *best;
 }
 
-bool is_roomy(const Prediction& prediction) { return prediction.fits && retries_of_last_step(prediction) == 0; }
+bool is_roomy(const Prediction& prediction) { return prediction.fits && driver_allocs_of_last_step(prediction) == 0; }
 
-/// On a full card, a budget with which the allocator has no retries, the least that halving finds, to 16 MiB: more
-/// memory is not always better to it.
+/// On a full card, a budget with which the allocator asks the driver for nothing, the least that halving finds, to 16
+/// MiB: more memory is not always better to it.
 void look_for_room(Workbench& bench, FoundSchedule& found) {
   constexpr Bytes kStep = 16 * kMiB;
   constexpr int kDoublings = 12;
@@ -171,7 +219,7 @@ void look_for_room(Workbench& bench, FoundSchedule& found) {
     return bench.predict(job);
   };
   Bytes tight = found.budget, more = kStep;
-  for (int k = 0; found.alloc_retries > 0 && k < kDoublings; ++k, more *= 2) {
+  for (int k = 0; found.driver_allocs > 0 && k < kDoublings; ++k, more *= 2) {
     const auto one = within(found.budget + more);
     if (!one) return;
     if (!is_roomy(*one)) {
@@ -202,7 +250,9 @@ void take(const UnitSearch& best, const Model& model, const HardwareProfile& pro
   found.padding = padding_of(*best.frame().plan, model);
   found.units = scheduled_units(best.frame(), best.best(), model, profile, found.budget - found.peak_reserved);
   found.alloc_retries = best.judged().alloc_retries;
+  found.driver_allocs = best.judged().driver_allocs;
   look_for_room(bench, found);
+  look_at_other_shards(*best.frame().plan, model, bench, found);
 }
 
 /// Whatever the units.

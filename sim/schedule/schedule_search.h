@@ -25,6 +25,8 @@ struct ScheduledUnit {
   std::vector<std::string> modules;  // that it groups
   std::int64_t bucket = 0;
   Bytes bytes = 0;  // gathered
+  // Units before the one that needs it, in the order of forward and of backward; none: no gather.
+  std::optional<int> ahead_forward, ahead_backward;
   std::string why;
   bool operator==(const ScheduledUnit&) const = default;
 };
@@ -38,9 +40,14 @@ struct FoundSchedule {
   Bytes budget = 0, least_budget = 0;  // least: only where nothing fits
   double step_ns = 0, compute_ns = 0;  // compute: busy time of the compute stream
   Bytes peak_reserved = 0;
-  std::int64_t alloc_retries = 0;  // a step, on a full card: its cache goes back to the driver, which is asked again
-  RivalStep roomy;                 // the same schedule where there are none; `reserved` is the budget
+  // A step, on a full card: its cache goes back to the driver, which is asked again; all that the driver is asked for.
+  std::int64_t alloc_retries = 0, driver_allocs = 0;
+  RivalStep roomy;     // the same schedule where there are none; `reserved` is the budget
   double padding = 0;  // part of what units gather that no parameter has: fsdp2 shards each along one dimension
+  // The same schedule with padded parameters sharded along dimensions that divide, which the job may say (shard_dim)
+  // and no schedule decides: layouts are the user's. Its step is 0 where that is no shorter.
+  RivalStep unpadded;
+  std::vector<std::string> sharded_otherwise;  // "layers.*.experts.w1 along 1"
   RivalStep fsdp2, fsdp1;
   Proposal proposal;  // what to run: this schedule, or FSDP1
   ScheduleBound bound;

@@ -1,6 +1,7 @@
 #include "sim/schedule/schedule_words.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -16,27 +17,39 @@ std::string time_in_words(double ns) {
 double gather_ns(const UnitFrame& frame, const HardwareProfile& profile, std::size_t unit) {
   const PlanUnit& one = frame.plan->units[unit];
   if (one.shard_size < 2) return 0;
-  const GroupPlacement placement = place_group(frame.plan->groups.shard, frame.job.cluster.ranks_per_node);
+  const auto& instructions = frame.plan->iterations.back().instructions;
+  const auto i = std::find_if(instructions.begin(), instructions.end(), [&](const Instruction& other) {
+    return other.kind == InstructionKind::AllGather && other.unit.index() == unit && other.communicator.valid();
+  });
+  if (i == instructions.end()) return 0;
+  const GroupPlacement placement =
+      place_group(frame.plan->communicators[i->communicator.index()].ranks, frame.job.cluster.ranks_per_node);
   return static_cast<double>(
       collective_time(profile, CollectiveKind::AllGather, placement, one.padded_numel * itemsize(one.param_dtype)));
 }
 
-/// `gather_ns` 0: one rank has it all, and copies it.
-std::string why_kept(bool kept, Bytes bytes, Bytes left, double gather_ns) {
-  const std::string size = bytes_in_words(bytes), time = time_in_words(gather_ns);
-  if (gather_ns <= 0)
-    return kept           ? fmt::format("holds {} and saves a copy", size)
-           : left < bytes ? fmt::format("no room for {}, copied again", size)
-                          : std::string("copied again");
-  return kept           ? fmt::format("holds {} and saves a gather of {}", size, time)
-         : left < bytes ? fmt::format("no room for {}, gathered again in {}", size, time)
-                        : fmt::format("gathered again in {}, beside compute", time);
+std::string why_kept(const UnitFrame& frame, std::size_t unit, bool kept, Bytes left, double gather_ns) {
+  const Bytes bytes = frame.bytes[unit];
+  const std::string size = bytes_in_words(bytes);
+  if (frame.backward_at[unit] < 0)
+    return kept ? fmt::format("holds {}, which backward does not need", size) : "backward does not need it";
+  const bool copies = gather_ns <= 0;  // one rank has it all
+  if (kept)
+    return copies ? fmt::format("holds {} and saves a copy", size)
+                  : fmt::format("holds {} and saves a gather of {}", size, time_in_words(gather_ns));
+  const std::string again =
+      copies ? std::string("copied again") : fmt::format("gathered again in {}", time_in_words(gather_ns));
+  if (frame.job.schedule.objective == "memory") return fmt::format("gives {} back, {}", size, again);
+  return left < bytes ? fmt::format("no room for {}, {}", size, again)
+                      : fmt::format("{}: no shorter step was found with it kept", again);
 }
 
 }  // namespace
 
 std::string bytes_in_words(Bytes bytes) {
   const auto value = static_cast<double>(bytes);
+  if (bytes < kMiB)
+    return bytes < kKiB ? fmt::format("{} B", bytes) : fmt::format("{:.0f} KiB", value / static_cast<double>(kKiB));
   return bytes < kGiB ? fmt::format("{:.0f} MiB", value / static_cast<double>(kMiB))
                       : fmt::format("{:.2f} GiB", value / static_cast<double>(kGiB));
 }
@@ -65,9 +78,13 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
       return frame.names[static_cast<std::size_t>(order[static_cast<std::size_t>(at)])];
     };
     row.decided.gather_forward = name(frame.forward, choice.forward);
-    if (!kept && frame.backward_at[u] >= 0) row.decided.gather_backward = name(frame.backward, choice.backward);
+    row.ahead_forward = frame.forward_at[u] - choice.forward;
+    if (!kept && frame.backward_at[u] >= 0) {
+      row.decided.gather_backward = name(frame.backward, choice.backward);
+      row.ahead_backward = frame.backward_at[u] - choice.backward;
+    }
     if (frame.plan->units[u].requires_grad) row.decided.reduce = frame.names[u];
-    row.why = why_kept(kept, row.bytes, left, gather_ns(frame, profile, u));
+    row.why = why_kept(frame, u, kept, left, gather_ns(frame, profile, u));
     if (has_block) row.why += again ? "; recomputes to make room" : "; keeps activations: no second forward";
   }
   return rows;
@@ -92,11 +109,26 @@ std::string schedule_sentence(const FoundSchedule& found) {
 }
 
 std::string room_advice_of(const FoundSchedule& found) {
-  if (found.alloc_retries <= 0 || found.roomy.step_ns <= 0) return {};
+  if (found.driver_allocs <= 0 || found.roomy.step_ns <= 0) return {};
+  const std::string flushes =
+      found.alloc_retries > 0 ? fmt::format(", {} times behind giving all its cache back", found.alloc_retries) : "";
   return fmt::format(
-      "the card is full: {} times a step the allocator gives its cache back and asks the driver again; with a budget "
-      "of {} it would not, and a step would take {}",
-      found.alloc_retries, bytes_in_words(found.roomy.reserved), time_in_words(found.roomy.step_ns));
+      "the card is full: {} times a step the allocator asks the driver for memory{}; with a budget of {} it would "
+      "not, and a step would take {}",
+      found.driver_allocs, flushes, bytes_in_words(found.roomy.reserved), time_in_words(found.roomy.step_ns));
+}
+
+std::string shard_advice_of(const FoundSchedule& found) {
+  if (found.unpadded.step_ns <= 0) return {};
+  constexpr std::size_t kMostNames = 4;
+  const auto& all = found.sharded_otherwise;
+  const auto end = all.begin() + static_cast<std::ptrdiff_t>(std::min(all.size(), kMostNames));
+  return fmt::format(
+      "{:.0f} % of what is gathered is padding: with shard_dim in fsdp.overrides ({}{}) this schedule would take {}, "
+      "if "
+      "checkpoints of other shards will do",
+      100 * found.padding, fmt::join(all.begin(), end, ", "), all.size() > kMostNames ? ", ..." : "",
+      time_in_words(found.unpadded.step_ns));
 }
 
 std::string advice_of(const FoundSchedule& found) {

@@ -16,6 +16,8 @@ std::string schedule_sentence(const FoundSchedule& found);
 
 /// Empty where nothing is shorter than what was found.
 std::string advice_of(const FoundSchedule& found);
+/// What shards along another dimension would do; empty where that is nothing.
+std::string shard_advice_of(const FoundSchedule& found);
 /// What a little more memory would do; empty where the card is not full.
 std::string room_advice_of(const FoundSchedule& found);
 

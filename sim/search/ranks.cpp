@@ -10,6 +10,7 @@
 
 #include "core/plan/process_groups.h"
 #include "core/plan/units/groups.h"
+#include "core/runtime_layouts.h"
 #include "sim/search/shared_parts.h"
 
 namespace foreshard {
@@ -44,7 +45,7 @@ bool read_ranks(const std::string& text, RankTrait& trait, std::string& rest) {
 /// over all parameters.
 std::vector<std::int64_t> shard_shapes(const Job& job, const Model& model, std::int64_t shard_size) {
   std::vector<std::int64_t> shape_of(static_cast<std::size_t>(shard_size), 0);
-  if (job.fsdp.runtime != Runtime::Fsdp2 || shard_size <= 1) return shape_of;
+  if (!has_fsdp2_layouts(job.fsdp.runtime) || shard_size <= 1) return shape_of;
   std::set<std::int64_t> rows;
   for (const ParamInfo& param : model.params) {
     if (!param.shares.valid() && !param.shape.empty()) rows.insert(param.shape.front());

@@ -65,14 +65,26 @@ TEST(Interference, AListOfLaunchesIsPlacedAsItsLaunchesOneByOne) {
     const bool slow_host = run % 7 == 0;  // else the host is far ahead, and waits for the queue of launches
     for (SimDuration k = below(60); k >= 0; --k)
       list.launches.push_back({below(slow_host ? 40'000 : 4'000), below(20'000), below(3) == 0 ? -1 : 0.1});
+    for (std::size_t k = 0; run % 3 == 0 && k < list.launches.size(); ++k)
+      if (below(20) == 0) list.waits.push_back(k);
+    const auto waits = [&list](Device& device, std::size_t k) {
+      if (std::find(list.waits.begin(), list.waits.end(), k) != list.waits.end())
+        device.clock.stream_synchronize(index_of(Stream::D));
+    };
     list.host_after = below(5'000);
     if (run % 5 > 0) all.interference.settle(list);
-    for (const LaunchList::Launch& launch : list.launches)
+    for (std::size_t k = 0; k < list.launches.size(); ++k) {
+      const LaunchList::Launch& launch = list.launches[k];
       one.launch(Stream::D, launch.host, {launch.device, launch.slowdown}, what);
+      waits(one, k);
+    }
     one.clock.host_cost(list.host_after);
     all.launch_all(list, Phase::Forward);
-    for (const LaunchList::Launch& launch : list.launches)
+    for (std::size_t k = 0; k < list.launches.size(); ++k) {
+      const LaunchList::Launch& launch = list.launches[k];
       each.launch_kernel(launch.host, {launch.device, launch.slowdown}, what.phase);
+      waits(each, k);
+    }
     each.clock.host_cost(list.host_after);
     EXPECT_EQ(one.activity.events, each.activity.events) << run;
     for (const Device* other : {&all, &each}) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
@@ -44,7 +45,26 @@ std::vector<std::string> not_expressed(const FoundSchedule& found) {
   if (found.job.schedule.separate_reduce_communicator)
     missing.push_back("a communicator of their own for reductions, two at once: fully_shard has one group for both");
   missing.push_back("the budget itself: torch.cuda.set_per_process_memory_fraction holds the allocator to it");
+  const Job& job = found.job;
+  const bool own_words = std::any_of(job.fsdp.overrides.begin(), job.fsdp.overrides.end(), [](const UnitOverride& one) {
+    return !one.shard_dim.empty() || one.mixed_precision || one.strategy;
+  });
+  if (own_words || job.mesh.expert > 1)
+    missing.push_back("meshes, dtypes and dimensions of single units: shard these units yourself, then apply(model)");
+  if (!job.fsdp.ignored.empty())
+    missing.push_back("what FSDP leaves alone (fsdp.ignored): give shard() ignored_params");
+  if (job.checkpointing.policy == CheckpointPolicy::Ops)
+    missing.push_back(
+        "operators that blocks keep (checkpointing.save): wrap the blocks yourself, not by checkpoint(model)");
+  if (job.checkpointing.outside && !found.recomputed.empty())
+    missing.push_back(
+        "checkpoints around units (checkpointing.placement = outside): checkpoint(model) puts them inside");
   return missing;
+}
+
+/// What checkpoint() wraps: nothing where blocks keep single operators.
+std::vector<std::string> wrapped(const FoundSchedule& found) {
+  return found.job.checkpointing.policy == CheckpointPolicy::Ops ? std::vector<std::string>() : found.recomputed;
 }
 
 /// Python's names of decisions, as assignments.
@@ -65,9 +85,10 @@ std::string data_of(const FoundSchedule& found) {
   }
   return fmt::format(
       "UNITS = [\n{},\n]\nRESHARD_AFTER_FORWARD = {{\n{},\n}}\nFORWARD_PREFETCH = {}\nBACKWARD_PREFETCH = {}\n"
-      "RECOMPUTED = {}\nKEPT_OVER_MICRO_BATCHES = {}\n",
+      "RECOMPUTED = {}\nREENTRANT = {}\nKEPT_OVER_MICRO_BATCHES = {}\n",
       fmt::join(units, ",\n"), fmt::join(reshard, ",\n"), python_lists(forward),
-      python_lists(found.job.fsdp.prefetch.backward), python_list(found.recomputed), python_list(always));
+      python_lists(found.job.fsdp.prefetch.backward), python_list(wrapped(found)),
+      found.job.checkpointing.reentrant ? "True" : "False", python_list(always));
 }
 
 }  // namespace
@@ -75,6 +96,7 @@ std::string data_of(const FoundSchedule& found) {
 Job expressed_by_fsdp2(const FoundSchedule& found) {
   Job job = found.job;
   job.schedule.separate_reduce_communicator = false;
+  if (job.checkpointing.policy != CheckpointPolicy::Ops) job.checkpointing.outside = false;
   return job;
 }
 

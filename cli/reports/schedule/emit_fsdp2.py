@@ -26,8 +26,9 @@ def checkpoint(model):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
         CheckpointImpl, apply_activation_checkpointing, checkpoint_wrapper)
     chosen = {id(model.get_submodule(name)) for name in RECOMPUTED}
+    impl = CheckpointImpl.REENTRANT if REENTRANT else CheckpointImpl.NO_REENTRANT
     apply_activation_checkpointing(
-        model, checkpoint_wrapper_fn=lambda m: checkpoint_wrapper(m, checkpoint_impl=CheckpointImpl.NO_REENTRANT),
+        model, checkpoint_wrapper_fn=lambda m: checkpoint_wrapper(m, checkpoint_impl=impl),
         check_fn=lambda m: id(m) in chosen)
 
 

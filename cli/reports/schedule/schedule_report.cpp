@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "cli/console/amount_text.h"
 #include "sim/schedule/schedule_words.h"
@@ -11,10 +13,12 @@
 namespace foreshard::cli {
 namespace {
 
-/// Rows that say the same, by unit.
+using Lead = std::optional<int> ScheduledUnit::*;  // how many units before the one that needs it a gather starts
+
+/// Rows that say the same, by unit, but for when gathers start.
 bool alike(const ScheduledUnit& a, const ScheduledUnit& b) {
   return a.decided.keep == b.decided.keep && a.decided.activations == b.decided.activations && a.bytes == b.bytes &&
-         a.why == b.why;
+         a.why == b.why && a.ahead_backward.has_value() == b.ahead_backward.has_value();
 }
 
 class ScheduleText {
@@ -43,6 +47,7 @@ class ScheduleText {
                          duration_text(found_.bound.ns), decides(found_.bound.side), above));
     }
     if (!found_.advice.empty()) line("  " + found_.advice);
+    if (const std::string shards = shard_advice_of(found_); !shards.empty()) line("  " + shards);
     if (const std::string room = room_advice_of(found_); !room.empty()) line("  " + room);
     line(fmt::format("  {} simulations in {:.1f} s", found_.simulated, found_.seconds));
     units();
@@ -86,22 +91,29 @@ class ScheduleText {
   }
 
   void units() {
-    std::size_t width = 6;
-    for (const ScheduledUnit& unit : found_.units) width = std::max(width, shown(unit).size());
-    width = std::min<std::size_t>(width + 14, 44);
-    line("");
-    line(bold(fmt::format("  {:<{}} {:>9}  {:<8} {:<12} {:<18} {:<18} {}", "units", width, "gathered", "params",
-                          "activations", "gather fwd at", "gather bwd at", "why")));
     const auto& all = found_.units;
+    struct Row {
+      std::string name;
+      std::size_t first, end;
+    };
+    std::vector<Row> rows;
+    std::size_t width = 10;
     for (std::size_t k = 0; k < all.size();) {
       std::size_t end = k + 1;
-      while (end < all.size() && alike(all[k], all[end]) && same_lead(k, end)) ++end;
-      std::string name = shown(all[k]);
-      if (end > k + 1) name += fmt::format(" .. {} ({})", shown(all[end - 1]), end - k);
-      const UnitSchedule& decided = all[k].decided;
-      line(fmt::format("  {:<{}} {:>9}  {:<8} {:<12} {:<18} {:<18} {}", name, width, bytes_text(all[k].bytes),
-                       decided.keep, decided.activations, lead_text(k, true), lead_text(k, false), all[k].why));
+      while (end < all.size() && alike(all[k], all[end])) ++end;
+      rows.push_back({shown(k, end), k, end});
+      width = std::max(width, rows.back().name.size());
       k = end;
+    }
+    line("");
+    line(bold(fmt::format("  {:<{}} {:>9}  {:<8} {:<12} {:<13} {:<13} {}", "units", width, "gathered", "params",
+                          "activations", "gather fwd", "gather bwd", "why")));
+    for (const Row& row : rows) {
+      const ScheduledUnit& unit = all[row.first];
+      line(fmt::format("  {:<{}} {:>9}  {:<8} {:<12} {:<13} {:<13} {}", row.name, width, bytes_text(unit.bytes),
+                       unit.decided.keep, unit.decided.activations,
+                       lead_text(row.first, row.end, &ScheduledUnit::ahead_forward),
+                       lead_text(row.first, row.end, &ScheduledUnit::ahead_backward), unit.why));
     }
   }
 
@@ -110,23 +122,25 @@ class ScheduleText {
     return unit.modules.size() > 1 ? fmt::format("{} +{}", unit.modules.front(), unit.modules.size() - 1)
                                    : unit.decided.module;
   }
+  /// Units from the first up to the last but one; what their names have in common is said once.
+  std::string shown(std::size_t first, std::size_t end) const {
+    const std::string from = shown(found_.units[first]), to = shown(found_.units[end - 1]);
+    if (end == first + 1) return from;
+    const std::size_t differ =
+        static_cast<std::size_t>(std::mismatch(from.begin(), from.end(), to.begin(), to.end()).first - from.begin());
+    const std::size_t dot = differ == 0 ? std::string::npos : from.rfind('.', differ - 1);
+    return fmt::format("{} .. {} ({})", from, dot == std::string::npos ? to : to.substr(dot + 1), end - first);
+  }
 
-  /// How many units before the one that needs it its gather starts; -1: it is not gathered.
-  int lead(std::size_t unit, bool forward) const {
-    const auto& start =
-        forward ? found_.units[unit].decided.gather_forward : found_.units[unit].decided.gather_backward;
-    if (!start) return -1;
-    const auto from = std::find_if(found_.units.begin(), found_.units.end(),
-                                   [&](const ScheduledUnit& one) { return one.decided.module == *start; });
-    return static_cast<int>(std::abs((from - found_.units.begin()) - static_cast<std::ptrdiff_t>(unit)));
-  }
-  bool same_lead(std::size_t a, std::size_t b) const {
-    return lead(a, true) == lead(b, true) && lead(a, false) == lead(b, false);
-  }
-  std::string lead_text(std::size_t unit, bool forward) const {
-    const int units = lead(unit, forward);
-    if (units < 0) return "-";
-    return units == 0 ? "its own" : counted(units, "unit") + " ahead";
+  std::string lead_text(std::size_t first, std::size_t end, Lead lead) const {
+    if (!(found_.units[first].*lead)) return "-";
+    int least = *(found_.units[first].*lead), most = least;
+    for (std::size_t k = first; k < end; ++k) {
+      least = std::min(least, (found_.units[k].*lead).value_or(least));
+      most = std::max(most, (found_.units[k].*lead).value_or(most));
+    }
+    if (most == 0) return "its own";
+    return least == most ? counted(most, "unit") + " ahead" : fmt::format("{} to {} ahead", least, most);
   }
 
   const FoundSchedule& found_;

@@ -69,7 +69,8 @@ Expected expected_counts(const Plan& plan, const PlanIteration& iteration, std::
 
 std::int64_t count_in_training(const PlanIteration& iteration, InstructionKind kind) {
   return std::count_if(iteration.instructions.begin(), iteration.instructions.end(), [&](const Instruction& i) {
-    const bool beside = i.reduce_op == ReduceOp::Max && i.stream == Stream::M;  // scales of what is gathered in 8 bits
+    // Scales of what is gathered in 8 bits, gradients summed over tensor ranks: no unit's own.
+    const bool beside = i.stream == Stream::M;
     return i.kind == kind && i.phase != Phase::Clip && i.phase != Phase::Init && !beside;
   });
 }

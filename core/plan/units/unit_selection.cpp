@@ -11,6 +11,7 @@
 #include "core/plan/units/auto_units.h"
 #include "core/plan/units/name_patterns.h"
 #include "core/plan/units/wrap_policy.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -394,7 +395,7 @@ Result<UnitSelection> select_units(const Model& model, const ModuleTree& tree, c
                                    const Participation& part) {
   const Selector s{model, tree, job, part};
   auto selection = by_policy(s);
-  if (selection && job.fsdp.runtime == Runtime::Fsdp2) add_experts(s, *selection);
+  if (selection && has_fsdp2_layouts(job.fsdp.runtime)) add_experts(s, *selection);
   return selection;
 }
 

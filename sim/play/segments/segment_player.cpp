@@ -168,6 +168,7 @@ bool SegmentPlayer::run_kernel(Run& run, std::size_t k) {
     launch(run, timed, kernel);
   else
     context_.device.clock.host_cost(timed.host);
+  if (timed.waits) context_.device.clock.stream_synchronize(kCompute);
   return true;
 }
 

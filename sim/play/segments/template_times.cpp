@@ -63,7 +63,7 @@ class TemplateTimer {
                        kernel.after_begin, kernel.after_end, kernel.launches > 0,
                        kernel.kind == KernelClass::Gemm && !kernel.convolution, through_lt(kernel),
                        backward && kernel.op >= 0 && (kernel.op == add_ || kernel.op == add_in_place_),
-                       collectives_.communicator_of(kernel),
+                       kernel.waits && context_.device.profile.kind != "cpu", collectives_.communicator_of(kernel),
                        context_.device.interference.slowdown(context_.device.cost.tiles(kernel))});
     }
     return times;
@@ -120,6 +120,7 @@ LaunchList launches_of(const std::vector<TimedKernel>& kernels) {
   for (const TimedKernel& kernel : kernels) {
     list.host_after += kernel.host;
     if (!kernel.launches) continue;
+    if (kernel.waits) list.waits.push_back(list.launches.size());
     list.launches.push_back({std::exchange(list.host_after, 0), kernel.device, kernel.slowdown});
   }
   return list;

@@ -15,6 +15,7 @@ struct TimedKernel {
   std::int32_t before_begin = 0, before_end = 0, after_begin = 0, after_end = 0;  // memory events
   bool launches = false, gemm = false, lt = false;                                // lt: through cuBLASLt
   bool sums = false;                                                              // the gradients of a parameter's uses
+  bool waits = false;                                                             // the host, for what it makes
   std::int32_t communicator = -1;                                                 // of a collective of the program
   double slowdown = -1;                                                           // as DeviceWork's
 };

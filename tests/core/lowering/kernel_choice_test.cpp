@@ -3,7 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
+#include "core/lowering/kernels/host_values.h"
 #include "core/lowering/kernels/kernel_shape.h"
 #include "core/lowering/lowering.h"
 #include "tests/core/lowering/replay.h"
@@ -293,6 +296,33 @@ TEST(KernelChoice, ALossReadsOfEachRowItsTargetAlone) {
   const auto softmax = kernels_of(model, "aten._log_softmax.default");
   ASSERT_EQ(softmax.size(), 1U);
   EXPECT_EQ(softmax[0].read, 2 * kRows * kWords * 4) << "rows that no block's registers hold";
+}
+
+/// Single values, and numbers of rows that only values tell: by a mask's places, by what repetitions add up to.
+TEST(KernelChoice, OperatorsThatHandValuesToTheHost) {
+  Model model;
+  const auto value = [&](DType dtype) {
+    model.values.emplace_back().dtype = dtype;
+    return Arg{ValueRef{ValueId(model.values.size() - 1)}};
+  };
+  const auto hands = [&](const char* name, ArgList args = {}, std::vector<NamedArg> kwargs = {}) {
+    Op op;
+    op.name = name;
+    op.args = std::move(args);
+    op.kwargs = std::move(kwargs);
+    return hands_to_host(model, op);
+  };
+  EXPECT_TRUE(hands("aten._local_scalar_dense.default"));
+  EXPECT_TRUE(hands("mesh.splits"));
+  EXPECT_TRUE(hands("aten.nonzero.default"));
+  EXPECT_FALSE(hands("aten.mm.default"));
+  EXPECT_FALSE(hands("aten.no_such_thing.default"));
+  const Arg x = value(DType::Float32), mask = value(DType::Bool), places = value(DType::Int64);
+  EXPECT_TRUE(hands("aten.index.Tensor", {x, Arg{ArgList{Arg{}, mask}}}));
+  EXPECT_FALSE(hands("aten.index.Tensor", {x, Arg{ArgList{Arg{}, places}}}));
+  EXPECT_TRUE(hands("aten.index_put_.default", {x, Arg{ArgList{mask}}, x}));
+  EXPECT_TRUE(hands("aten.repeat_interleave.Tensor", {places}));
+  EXPECT_FALSE(hands("aten.repeat_interleave.Tensor", {places}, {{"output_size", Arg{std::int64_t{8}}}}));
 }
 
 }  // namespace

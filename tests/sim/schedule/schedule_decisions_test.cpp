@@ -14,6 +14,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
+constexpr const char* kExpertsConfig = R"({"model_type": "titan_llama", "vocab_size": 2000, "dim": 256, "ffn": 512,
+  "n_layers": 2, "n_heads": 4, "n_kv_heads": 4, "max_seq": 4096, "moe": {"experts": 8, "top_k": 2, "ffn": 256}})";
+
 TEST_F(ScheduleSearchTest, BlocksAreDecidedWhateverTheUnits) {
   job.fsdp.wrap.policy = WrapPolicyKind::Always;  // linear layers, and blocks without parameters of their own
   job.checkpointing.policy = CheckpointPolicy::EveryK;
@@ -84,6 +87,100 @@ TEST_F(ScheduleSearchTest, WithNothingDecidedItIsFsdp2) {
   EXPECT_EQ(planned.step_time_ns.value, fsdp2.step_time_ns.value);
   EXPECT_EQ(planned.memory.allocated, fsdp2.memory.allocated);
   EXPECT_EQ(planned.memory.reserved, fsdp2.memory.reserved);
+}
+
+/// Ranks of other dimensions meet beside what is sharded: the schedule is of what FSDP gathers.
+TEST_F(ScheduleSearchTest, AMeshIsScheduledToo) {
+  for (const bool context : {false, true}) {
+    job.mesh = {};
+    (context ? job.mesh.context : job.mesh.tensor) = 2;
+    Job fsdp2 = job;
+    fsdp2.fsdp.runtime = Runtime::Fsdp2;
+    Job given = job;
+    given.schedule.objective = "given";  // nothing decided
+    const Prediction own = predicted(fsdp2), same = predicted(given);
+    EXPECT_EQ(same.step_time_ns.value, own.step_time_ns.value) << context;
+    EXPECT_EQ(same.memory.reserved, own.memory.reserved) << context;
+    given.checkpointing = {};  // every unit runs once: V3 counts
+    for (const PlanCheck& check : prepare(given).value().plan.checks)
+      EXPECT_NE(check.status, CheckStatus::Fail) << check.name << " " << check.text;
+    const FoundSchedule schedule = found();
+    ASSERT_TRUE(schedule.fits) << context;
+    EXPECT_LT(schedule.step_ns, 0.95 * schedule.fsdp2.step_ns) << context;
+    EXPECT_GE(schedule.step_ns, schedule.bound.ns) << context;
+    EXPECT_EQ(predicted(schedule.job).step_time_ns.value, schedule.step_ns) << context;
+  }
+}
+
+/// Experts are units of their own, sharded over fewer ranks: their collectives may run beside the others'.
+TEST_F(ScheduleSearchTest, ExpertsOfAMeshAreUnitsOfTheSchedule) {
+  std::ofstream(job.model.source) << kExpertsConfig;
+  job.mesh.expert = 2;
+  job.train.clip_grad_norm = 0;
+  const FoundSchedule schedule = found();
+  ASSERT_TRUE(schedule.fits);
+  EXPECT_TRUE(std::any_of(schedule.units.begin(), schedule.units.end(), [](const ScheduledUnit& unit) {
+    return unit.decided.module.find("experts") != std::string::npos;
+  })) << schedule.text;
+  EXPECT_LE(schedule.step_ns, schedule.fsdp2.step_ns);
+  EXPECT_GE(schedule.step_ns, schedule.bound.ns);
+}
+
+/// A value that the host reads behind every block holds up the next one's gather, which fsdp2 issues when that block
+/// begins, unless it was issued ahead.
+TEST_F(ScheduleSearchTest, GathersStartAheadOfAHostThatWaits) {
+  job.model = {};
+  job.model.source = FORESHARD_TEST_DATA "/sim/host_waits.json";
+  job.fsdp.wrap.classes = {"Block"};
+  job.schedule.objective = "given";
+  const double own = predicted(job).step_time_ns.value;
+  job.fsdp.prefetch.forward_depth = 1;
+  const Prediction ahead = predicted(job);
+  EXPECT_LT(ahead.step_time_ns.value, 0.97 * own);
+  job.fsdp.prefetch.forward_depth = 0;
+  job.schedule.objective = "time";
+  job.schedule.budget = ahead.memory.reserved;
+  const FoundSchedule schedule = found();
+  EXPECT_TRUE(schedule.explicit_starts);
+  EXPECT_LE(schedule.step_ns, ahead.step_time_ns.value);
+  EXPECT_GE(schedule.step_ns, schedule.bound.ns);
+}
+
+/// Three experts over eight ranks are padded to eight along their first dimension, not along their second.
+TEST_F(ScheduleSearchTest, PaddingIsToldWithWhatOtherShardsWouldDo) {
+  std::string experts = kExpertsConfig;
+  experts.replace(experts.find("\"experts\": 8"), 12, "\"experts\": 3");
+  std::ofstream(job.model.source) << experts;
+  const FoundSchedule schedule = found();
+  EXPECT_GT(schedule.padding, 0.05);
+  ASSERT_GT(schedule.unpadded.step_ns, 0) << schedule.text;
+  EXPECT_LT(schedule.unpadded.step_ns, schedule.step_ns);
+  EXPECT_THAT(shard_advice_of(schedule), HasSubstr("layers.*.moe.experts"));
+}
+
+/// A gather starts so many units before the one that needs it in its own order: a head is the last of forward and the
+/// first of backward. Why something goes is said of what is true.
+TEST_F(ScheduleSearchTest, LeadsAreCountedWhereTheyAreAndReasonsAreTrue) {
+  job.fsdp.wrap.policy = WrapPolicyKind::Units;
+  job.fsdp.wrap.units = {{"model.embed_tokens"}, {"model.layers.*"}, {"lm_head"}};
+  job.fsdp.overrides.push_back({});
+  job.fsdp.overrides.back().units = {"lm_head"};
+  job.fsdp.overrides.back().reshard_after_forward = ReshardAfterForward{ReshardAfterForward::Kind::True, 0};
+  job.schedule.objective = "memory";
+  const FoundSchedule schedule = found();
+  ASSERT_FALSE(schedule.units.empty());
+  for (const ScheduledUnit& unit : schedule.units) {
+    ASSERT_TRUE(unit.ahead_forward.has_value());
+    EXPECT_EQ(unit.ahead_backward.has_value(), unit.decided.gather_backward.has_value());
+    EXPECT_EQ(*unit.ahead_forward == 0, unit.decided.gather_forward == unit.decided.module);
+    if (unit.decided.module == "lm_head" && unit.ahead_backward) EXPECT_LE(*unit.ahead_backward, 1);
+    if (unit.decided.keep == "reshard") EXPECT_THAT(unit.why, HasSubstr("gives "));
+  }
+  job.schedule.objective = "time";
+  job.fsdp.frozen = {"model.embed_tokens.weight"};  // whose backward nobody needs
+  for (const ScheduledUnit& unit : found().units) {
+    if (unit.decided.module == "model.embed_tokens") EXPECT_THAT(unit.why, HasSubstr("backward does not need"));
+  }
 }
 
 /// Nothing inside of a reentrant region is trained where no input requires a gradient: the first block of an image

@@ -168,6 +168,9 @@ TEST_F(ScheduleSearchTest, FilesOfSomethingElseAndEditedOnesAreRefusedWithTheFir
   Job wider = job;
   wider.cluster.world_size = 16;
   EXPECT_THAT(refusal(text, wider), HasSubstr("made_for.world_size"));
+  Job cut = job;
+  cut.mesh.context = 2;
+  EXPECT_THAT(refusal(text, cut), HasSubstr("made_for.context"));
   Job whole = job;
   whole.fsdp.mixed_precision = MixedPrecision::none();
   EXPECT_THAT(refusal(text, whole), HasSubstr("has another size"));
