@@ -27,6 +27,13 @@ bool keeps_own_dtypes(const Model& model) {
   return mixed && first->dtype == model.compute_dtype;
 }
 
+/// A part of the model may compute in a dtype of its own, which its parameters are gathered in.
+DType computed_dtype(const Model& model, const ParamInfo& info, bool own_dtypes) {
+  if (!is_floating(info.dtype)) return info.dtype;
+  if (info.gathered && is_floating(*info.gathered) && itemsize(*info.gathered) > 1) return *info.gathered;
+  return own_dtypes ? info.dtype : model.compute_dtype;
+}
+
 Edge edge_of(const Tensor& tensor) { return tensor.requires_grad ? Edge{tensor.node, tensor.output_nr} : Edge{}; }
 
 /// In place on a tensor with a history: it goes on.
@@ -148,15 +155,9 @@ Ref& Machine::param(ParamId id, std::int32_t use) {
   const auto at = params_.find({storage.value, use});
   if (at != params_.end()) return at->second;
   const ParamInfo& info = model_.params[storage.index()];
-  const DType dtype = computed_dtype(info);
+  const DType dtype = computed_dtype(model_, info, own_dtypes_);
   set_param(storage, contiguous_layout(dims_of(info.shape), dtype), use);
   return params_.at({storage.value, use});
-}
-
-DType Machine::computed_dtype(const ParamInfo& info) const {
-  if (!is_floating(info.dtype)) return info.dtype;
-  if (info.gathered && is_floating(*info.gathered) && itemsize(*info.gathered) > 1) return *info.gathered;
-  return own_dtypes_ ? info.dtype : model_.compute_dtype;
 }
 
 void Machine::set_param(ParamId storage, const Layout& layout, std::int32_t use) {

@@ -172,7 +172,6 @@ class Machine {
   /// `use`: of several calls' tensors for one parameter, that call's (SegmentRange::use).
   void set_param(ParamId id, const Layout& layout, std::int32_t use = 0);
   Ref& param(ParamId id, std::int32_t use = 0);
-  DType computed_dtype(const ParamInfo& info) const;
 
   std::vector<std::string> names;
   std::vector<std::string> unknown_ops;

@@ -12,14 +12,12 @@ namespace {
 constexpr std::size_t kMade = 3;  // of one priority, in the order in which a root makes them:
 constexpr std::array<Stream, kMade> kOfFsdp1{Stream::U, Stream::G, Stream::Q};
 constexpr std::array<Stream, kMade> kOfFsdp2{Stream::C, Stream::A, Stream::S};
-constexpr std::size_t kPoolStreams = 32;                              // torch's, of one priority
+constexpr std::size_t kPoolStreams = 32;  // torch's, of one priority
 constexpr std::size_t kFirstHigh = kStreamCount;
 constexpr std::size_t kFirstUsual = kFirstHigh + kPoolStreams - kMade;
 constexpr std::size_t kUsual = 1 + kPlayedStreams - kFirstUsual;  // fewer than torch's: there are no more numbers
 
-const std::array<Stream, kMade>& letters_of(Runtime runtime) {
-  return runtime == Runtime::Fsdp1 ? kOfFsdp1 : kOfFsdp2;
-}
+const std::array<Stream, kMade>& letters_of(Runtime runtime) { return runtime == Runtime::Fsdp1 ? kOfFsdp1 : kOfFsdp2; }
 
 bool is_of_roots(Stream stream) { return stream_of_root(stream, 1) != stream; }
 

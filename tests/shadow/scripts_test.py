@@ -152,10 +152,10 @@ class Shadow(unittest.TestCase):
 
     def test_what_models_carry_beside_their_parameters(self):
         """Tables on the host, norms of weights, forwards by partial, places for features; a frozen encoder in another dtype."""
-        for words in (["table"], ["norms"], ["partial"], ["rows"], ["encoder", "fsdp1"], ["partial", "rows", "fsdp1"]):
+        for words in (["table"], ["spectral"], ["directions"], ["partial"], ["rows"], ["encoder", "fsdp1"], ["partial", "rows", "fsdp1"]):
             with self.subTest(words):
                 answer, _ = self.watch("carried.py", *words)
-                self.assert_as_planned(answer, within=0.002)
+                self.assert_as_planned(answer, within=0.02 if words == ["directions"] else 0.002)
                 self.assertEqual(answer["differences"], [])
                 self.assertFalse(any("stands" in note for note in answer["notes"]), answer["notes"])
 

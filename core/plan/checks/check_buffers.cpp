@@ -121,8 +121,7 @@ Verdict check_buffers_balance(const Plan& plan) {
     for (const auto& [key, at] : alive.sorted()) {
       const auto& [what, unit, param, instance] = key;
       const bool full = what == BufferWhat::Full && unit.valid() && is_sharded(plan.units[unit.index()]);
-      const bool stays =
-          full && (may_stay_gathered(plan, unit) || stays_without_backward(iteration, root_of, unit));
+      const bool stays = full && (may_stay_gathered(plan, unit) || stays_without_backward(iteration, root_of, unit));
       if ((full && !stays) || is_left_over(plan, what, unit)) {
         verdict.finding.wrong(fmt::format("{} of #{} is alive at the end of iteration {}",
                                           buffer_name(plan, {what, unit, param}), at, iteration.index));

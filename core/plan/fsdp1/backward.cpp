@@ -1,6 +1,8 @@
 #include "core/plan/fsdp1/backward.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace foreshard::fsdp1 {
 

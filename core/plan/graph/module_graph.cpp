@@ -316,9 +316,8 @@ class OpWalker {
         if (written[memory_.of(id)] && is_floating(model_.values[id.index()].dtype)) flows_[id.index()] = 1;
         flow = flow || flows_[id.index()] != 0;
       };
-      for_each_reference(op, read, [&](ParamId id) {
-        flow = flow || model_.params[model_.storage_of(id).index()].requires_grad;
-      });
+      for_each_reference(
+          op, read, [&](ParamId id) { flow = flow || model_.params[model_.storage_of(id).index()].requires_grad; });
       for (const ValueId out : op.out)
         if (out.valid() && model_.values[out.index()].requires_grad) flows_[out.index()] = 1;
       if (!flow) continue;

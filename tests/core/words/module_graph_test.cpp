@@ -133,9 +133,8 @@ TEST(ModuleGraphFromOps, WhatFrozenParametersMakeIsNotDifferentiable) {
   boundary[2] = true;
   const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
   const auto differentiable = [&](std::size_t value) {
-    const auto found = std::find_if(graph.tensors.begin(), graph.tensors.end(), [&](const GraphTensor& tensor) {
-      return tensor.name == model.values[value].name;
-    });
+    const auto found = std::find_if(graph.tensors.begin(), graph.tensors.end(),
+                                    [&](const GraphTensor& tensor) { return tensor.name == model.values[value].name; });
     return found != graph.tensors.end() && found->differentiable;
   };
   EXPECT_FALSE(differentiable(1));  // the embedding's

@@ -1,6 +1,7 @@
 """What models carry with them beside parameters and buffers, one word each.
 
-table: a table on the host, of which every step brings some to the device. norms: torch.nn.utils' spectral_norm and weight_norm, which are hooks.
+table: a table on the host, of which every step brings some to the device. spectral, directions: torch.nn.utils'
+spectral_norm and weight_norm, which are hooks.
 partial: a forward that stands on an instance as a partial of another method. rows: features that are put where a mask of the device says.
 encoder: a frozen part in bfloat16 beside weights in float32, blocks recomputed. fsdp1: the other runtime."""
 
@@ -22,8 +23,10 @@ class Block(nn.Module):
     def __init__(self):
         super().__init__()
         self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        if "norms" in WORDS:
-            self.up, self.down = nn.utils.spectral_norm(self.up), nn.utils.weight_norm(self.down)
+        if "spectral" in WORDS:
+            self.up = nn.utils.spectral_norm(self.up)
+        if "directions" in WORDS:
+            self.down = nn.utils.weight_norm(self.down)
 
     def forward(self, x):
         return x + self.down(F.gelu(self.up(x)))
@@ -65,7 +68,7 @@ class Model(nn.Module):
     def forward(self, ids, images):
         x = self.words(ids)
         with torch.set_grad_enabled(any(p.requires_grad for p in self.encoder.parameters())):
-            seen = self.encoder(images.to(next(self.encoder.parameters()).dtype)).to(x.dtype)
+            seen = self.encoder(images.to(x.dtype))
         if "rows" in WORDS:
             x = x.clone()
             x[ids == PLACE] = seen.flatten(0, 1)
@@ -89,7 +92,7 @@ def sharded(model):
             apply_activation_checkpointing(wrapped, checkpoint_wrapper_fn=checkpoint_wrapper, check_fn=lambda module: isinstance(module, Block))
         return wrapped
     model.cuda()
-    policy = MixedPrecisionPolicy(param_dtype=None if "norms" in WORDS else torch.bfloat16, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=None if WORDS & {"spectral", "directions"} else torch.bfloat16, reduce_dtype=torch.float32)
     for part in (*model.blocks, model.encoder, model):
         fully_shard(part, mp_policy=policy)
     return model

@@ -45,7 +45,8 @@ class TwoRoots : public HandMadePlan {
 TEST(RootStreams, TheFirstRootHasTheLettersAndOthersStreamsBehindThem) {
   std::vector<std::string> names;
   for (const Stream letter : {Stream::D, Stream::C, Stream::A, Stream::S, Stream::H, Stream::M})
-    for (const std::size_t root : {0, 1}) names.push_back(played_stream_name(stream_of_root(letter, root), Runtime::Fsdp2));
+    for (const std::size_t root : {0, 1})
+      names.push_back(played_stream_name(stream_of_root(letter, root), Runtime::Fsdp2));
   EXPECT_THAT(names, ElementsAre("D", "D", "C", "C2", "A", "A2", "S", "S2", "H", "H2", "M", "M"));
 }
 
