@@ -20,6 +20,7 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "core/job/job_file.h"
+#include "core/job/located_error.h"
 #include "core/output_file.h"
 #include "exec/calibrate/calibration.h"
 #include "exec/calibrate/calibration_journal.h"
@@ -299,7 +300,7 @@ ExitCode run_calibration(const CalibrateFlags& flags, const Console& console) {
   const auto machine = cuda ? open_cuda_calibration(flags.ranks) : Result<CalibrationMachine>(CalibrationMachine{});
   if (!machine) return console.error(machine.error());
   const auto measured = measure(loaded->job, flags, *base, *machine, console);
-  if (!measured) return console.error(measured.error());
+  if (!measured) return console.error(located(measured.error(), *loaded));
   const exec::Calibration& calibration = measured->calibration;
   const HardwareProfile profile = profile_of(calibration, measured->issue, *base, flags, *machine);
   if (auto written = write_whole_file(flags.output, profile_text(profile)); !written) {

@@ -22,6 +22,7 @@
 #include "cli/exec_program/step_report.h"
 #include "cli/session/job_source.h"
 #include "core/job/job_file.h"
+#include "core/job/located_error.h"
 #include "core/output_file.h"
 #include "core/text/utf8.h"
 #include "exec/launch/launch.h"
@@ -124,7 +125,8 @@ class RankTraining {
     setup.documents = documents();
     const exec::TrainingEvents events = own_events();
     const auto training = exec::Training::open(setup, events);
-    if (!training) return stop_.asked() ? stopped_before_the_first_step() : session_.wrong(training.error());
+    if (!training)
+      return stop_.asked() ? stopped_before_the_first_step() : session_.wrong(located(training.error(), loaded_));
     stop_.steps_begin();
     const TrainingEnd end = (*training)->run(events);
     end_bar();

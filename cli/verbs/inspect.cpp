@@ -7,6 +7,7 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
+#include "core/job/located_error.h"
 #include "core/lowering/activations/activation.h"
 #include "core/model/inspect.h"
 #include "core/model/model_json.h"
@@ -127,7 +128,7 @@ ExitCode run_verb(const InspectFlags& flags, const Console& console) {
   const auto loaded = load_job(flags.job, console);
   if (!loaded) return console.error(loaded.error());
   const auto model = model_of(loaded->job);
-  if (!model) return console.error(model.error());
+  if (!model) return console.error(located(model.error(), *loaded));
   if (console.json && !flags.report)
     return console.result(write_model_json(*model)) ? ExitCode::Ok : ExitCode::RunFailed;
   const auto report = report_of(*model);

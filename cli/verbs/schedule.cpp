@@ -7,6 +7,7 @@
 #include "cli/session/job_source.h"
 #include "cli/session/pipeline.h"
 #include "cli/verbs/verbs.h"
+#include "core/job/located_error.h"
 #include "core/mesh/rank_model.h"
 #include "core/output_file.h"
 #include "core/plan/build_plan.h"
@@ -97,7 +98,7 @@ ExitCode run_verb(const ScheduleFlags& flags, const Console& console) {
   Job job = loaded->job;
   if (job.schedule.objective == "given") job.schedule.objective = "time";  // the job may be an earlier answer
   const auto answer = answer_of(flags, job);
-  if (!answer) return console.error(answer.error());
+  if (!answer) return console.error(located(answer.error(), *loaded));
   const FoundSchedule& found = answer->found;
   if (!found.fits)
     console.note(fmt::format("note: {}", found.text));

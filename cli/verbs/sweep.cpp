@@ -10,6 +10,7 @@
 #include "cli/reports/sweep_report.h"
 #include "cli/session/job_source.h"
 #include "cli/verbs/verbs.h"
+#include "core/job/located_error.h"
 #include "core/model/json_input.h"
 #include "core/output_file.h"
 #include "sim/search/prepare_job.h"
@@ -98,7 +99,7 @@ Result<SweepDocument> swept(const SweepFlags& flags, const Console& console) {
   const auto profile = load_profile(job.cluster.profile);
   if (!profile) return fail(profile.error());
   const auto model = load_job_model(job, *profile);
-  if (!model) return fail(model.error());
+  if (!model) return fail(located(model.error(), *loaded));
   auto axes = axes_of(flags, job, *model, *profile, console);
   if (!axes) return fail(axes.error());
   const auto grid = SweepGrid::make(std::move(*axes));
