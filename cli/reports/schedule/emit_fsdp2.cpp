@@ -51,6 +51,9 @@ std::vector<std::string> not_expressed(const FoundSchedule& found) {
   });
   if (own_words || job.mesh.expert > 1)
     missing.push_back("meshes, dtypes and dimensions of single units: shard these units yourself, then apply(model)");
+  if (job.mesh.tensor > 1 || job.mesh.context > 1 || job.mesh.expert > 1)
+    missing.push_back(
+        "other dimensions of the mesh: cut the model over them first, and give shard() that of its data ranks");
   if (!job.fsdp.ignored.empty())
     missing.push_back("what FSDP leaves alone (fsdp.ignored): give shard() ignored_params");
   if (job.checkpointing.policy == CheckpointPolicy::Ops)

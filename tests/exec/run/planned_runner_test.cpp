@@ -85,6 +85,19 @@ TEST(PlannedRunner, HasFsdp2sBitsWhateverIsDecided) {
   }
 }
 
+TEST(PlannedRunner, HasFsdp2sBitsOverAMesh) {
+  const auto cut = [](Job job) {  // two data ranks of two tensor ranks
+    job.model.batch = kTinyRows / 2;
+    job.mesh.tensor = 2;
+    return job;
+  };
+  Job kept = cut(planned_job(4));
+  kept.fsdp.overrides = {{{block(0), block(1)}, {}, kKept, {}, {}, {}}};
+  kept.fsdp.prefetch.forward[""] = {block(0), block(1)};
+  kept.fsdp.prefetch.forward[block(1)] = {block(1)};  // over micro-batches
+  expect_same_bits(kept, cut(fsdp2_job(4)), "over a mesh");
+}
+
 /// On CPU ranks the hooks of activation offload find every tensor on the host and keep it.
 TEST(PlannedRunner, ActivationOffloadChangesNoBitOnTheHost) {
   for (const Runtime runtime : {Runtime::Fsdp1, Runtime::Fsdp2}) {
