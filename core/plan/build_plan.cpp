@@ -12,6 +12,7 @@
 #include "core/plan/script_traps.h"
 #include "core/plan/tensor_traps.h"
 #include "core/plan/training_traps.h"
+#include "core/plan/units/differentiated.h"
 #include "core/runtime_layouts.h"
 #include "core/traps.h"
 
@@ -382,13 +383,14 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
   if (auto blocks = check_compiled(model, job, boundary, parts.checkpointed); !blocks)
     return tl::unexpected(blocks.error());
   const bool inside = !job.checkpointing.outside;
+  const std::vector<bool> differentiated = differentiated_params(*parts.units, job.fsdp.runtime);
   std::shared_ptr<const ModuleGraph> graph;
   if (parts.graph) {
-    auto made = parts.graph(boundary, parts.checkpointed, inside);
+    auto made = parts.graph(boundary, parts.checkpointed, inside, differentiated);
     if (!made) return tl::unexpected(made.error());
     graph = std::move(*made);
   } else {
-    Result<ModuleGraph> made = build_module_graph(model, boundary, parts.checkpointed, inside);
+    Result<ModuleGraph> made = build_module_graph(model, boundary, parts.checkpointed, inside, differentiated);
     if (!made) return tl::unexpected(made.error());
     graph = std::make_shared<const ModuleGraph>(std::move(*made));
   }

@@ -39,7 +39,8 @@ Result<Plan> build_plan(const Model& model, const Job& job);
 /// What a caller that plans many jobs of one model keeps between them, and what it gets back for lowering.
 struct PlanParts {
   using GraphMaker = std::function<Result<std::shared_ptr<const ModuleGraph>>(
-      const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside)>;
+      const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside,
+      const std::vector<bool>& differentiated)>;
   GraphMaker graph;                          // in place of build_module_graph; empty = that
   GraphAutograd* autograd = nullptr;         // of the graph that `graph` has given, which may set this
   bool checks = true;                        // false: Plan::checks stays empty

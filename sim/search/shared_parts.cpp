@@ -147,18 +147,20 @@ Job plan_key(const Job& job) {
 }
 
 Result<Workbench::Graph*> Workbench::graph(const std::shared_ptr<const Model>& model, const std::vector<bool>& boundary,
-                                           const std::vector<CheckpointKind>& checkpoint, bool inside) {
+                                           const std::vector<CheckpointKind>& checkpoint, bool inside,
+                                           const std::vector<bool>& differentiated) {
   const auto at = std::find_if(graphs_.begin(), graphs_.end(), [&](const Graph& known) {
     return known.model == model && known.inside == inside && known.boundary == boundary &&
-           known.checkpoint == checkpoint;
+           known.checkpoint == checkpoint && known.differentiated == differentiated;
   });
   if (at != graphs_.end()) {
     graphs_.splice(graphs_.begin(), graphs_, at);
     return &graphs_.front();
   }
-  auto made = build_module_graph(*model, boundary, checkpoint, inside);
+  auto made = build_module_graph(*model, boundary, checkpoint, inside, differentiated);
   if (!made) return fail(made.error());
-  graphs_.push_front({model, boundary, checkpoint, inside, std::make_shared<const ModuleGraph>(std::move(*made)), {}});
+  graphs_.push_front(
+      {model, boundary, checkpoint, inside, differentiated, std::make_shared<const ModuleGraph>(std::move(*made)), {}});
   if (graphs_.size() > kKept) graphs_.pop_back();
   return &graphs_.front();
 }
@@ -166,9 +168,9 @@ Result<Workbench::Graph*> Workbench::graph(const std::shared_ptr<const Model>& m
 Result<Workbench::Planned> Workbench::plan(const Job& job, const Job& key, const std::shared_ptr<const Model>& model) {
   PlanParts parts;
   parts.checks = false;  // they say nothing that a prediction needs
-  parts.graph = [&](const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint,
-                    bool inside) -> Result<std::shared_ptr<const ModuleGraph>> {
-    auto made = graph(model, boundary, checkpoint, inside);
+  parts.graph = [&](const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint, bool inside,
+                    const std::vector<bool>& differentiated) -> Result<std::shared_ptr<const ModuleGraph>> {
+    auto made = graph(model, boundary, checkpoint, inside, differentiated);
     if (!made) return fail(made.error());
     parts.autograd = &(*made)->autograd;
     return (*made)->graph;

@@ -148,6 +148,7 @@ class Workbench {
     std::vector<bool> boundary;
     std::vector<CheckpointKind> checkpoint;
     bool inside = true;
+    std::vector<bool> differentiated;
     std::shared_ptr<const ModuleGraph> graph;
     GraphAutograd autograd;
   };
@@ -160,7 +161,8 @@ class Workbench {
 
   /// Valid until the next one is asked for.
   Result<Graph*> graph(const std::shared_ptr<const Model>& model, const std::vector<bool>& boundary,
-                       const std::vector<CheckpointKind>& checkpoint, bool inside);
+                       const std::vector<CheckpointKind>& checkpoint, bool inside,
+                       const std::vector<bool>& differentiated);
 
   struct Wrapped {
     Job key;

@@ -31,7 +31,7 @@ def rules() -> set[str]:
     for name in list(named):  # the same in place
         base, overload = name.rsplit(".", 1)
         named.add(f"{base}_.{overload}")
-    for source in sorted((ROOT / "core/model/pt2").glob("composites*.cpp")):  # written as their parts when an archive is read
+    for source in sorted((ROOT / "core/model/pt2/composites").glob("composites*.cpp")):  # written as their parts when an archive is read
         named |= set(re.findall(r'"(aten\.\w+\.\w+)"', source.read_text()))
     for other, base in synonyms:
         named |= {other + name[len(base):] for name in list(named) if name.rsplit(".", 1)[0] == base}

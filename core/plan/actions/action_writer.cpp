@@ -5,6 +5,7 @@
 #include "core/model/mesh_dimension.h"
 #include "core/plan/actions/mesh_state.h"
 #include "core/plan/build_plan.h"
+#include "core/plan/units/differentiated.h"
 
 namespace foreshard::actions {
 
@@ -126,8 +127,8 @@ Result<Plan> ActionWriter::play(const std::vector<std::vector<std::string>>& tex
   for (const PlanUnit& unit : source_.table.units) {
     for (const ModuleId module : unit.modules) boundary[module.index()] = true;
   }
-  const Result<ModuleGraph> graph =
-      build_module_graph(source_.model, boundary, *checkpoint, !job.checkpointing.outside);
+  const Result<ModuleGraph> graph = build_module_graph(source_.model, boundary, *checkpoint, !job.checkpointing.outside,
+                                                       differentiated_params(source_.table, job.fsdp.runtime));
   if (!graph) return tl::unexpected(graph.error());
   Result<Plan> plan = build_fsdp1_plan({source_.model, job, source_.table, *graph, *script});
   if (!plan) return plan;

@@ -222,8 +222,9 @@ bool never_differentiable(const OpRule* rule, std::size_t i, DType dtype) {
 class OpWalker {
  public:
   OpWalker(const Model& model, const std::vector<bool>& boundary, const std::vector<CheckpointKind>& checkpoint,
-           bool checkpoint_inside)
+           bool checkpoint_inside, const std::vector<bool>& differentiated)
       : model_(model),
+        differentiated_(differentiated),
         memory_(model),
         call_order_(model),
         levels_(model, call_order_, boundary, checkpoint),
@@ -305,6 +306,10 @@ class OpWalker {
       if (made[v] && read[v]) graph_.calls[0].handed_on.push_back(variable(ValueId(v)));
   }
 
+  bool differentiates(ParamId id) const {
+    return differentiated_.empty() || differentiated_[model_.storage_of(id).index()];
+  }
+
   /// Which values can carry a gradient at all: those reached from a parameter or an input that requires one.
   void mark_gradient_flow() {
     flows_.assign(model_.values.size(), 0);
@@ -316,8 +321,7 @@ class OpWalker {
         if (written[memory_.of(id)] && is_floating(model_.values[id.index()].dtype)) flows_[id.index()] = 1;
         flow = flow || flows_[id.index()] != 0;
       };
-      for_each_reference(
-          op, read, [&](ParamId id) { flow = flow || model_.params[model_.storage_of(id).index()].requires_grad; });
+      for_each_reference(op, read, [&](ParamId id) { flow = flow || differentiates(id); });
       for (const ValueId out : op.out)
         if (out.valid() && model_.values[out.index()].requires_grad) flows_[out.index()] = 1;
       if (!flow) continue;
@@ -546,6 +550,7 @@ class OpWalker {
   }
 
   const Model& model_;
+  const std::vector<bool>& differentiated_;  // by ParamId; empty = all
   const SharedMemory memory_;
   RuleFinder rules_;
   std::vector<ValueId> last_written_;  // by memory: what the last operator in place with a history made of it
@@ -570,9 +575,10 @@ class OpWalker {
 }  // namespace
 
 Result<ModuleGraph> build_module_graph(const Model& model, const std::vector<bool>& boundary,
-                                       const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside) {
+                                       const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside,
+                                       const std::vector<bool>& differentiated) {
   FORESHARD_CHECK(!model.modules.empty(), "a model has at least its root module");
-  if (!model.ops.empty()) return OpWalker(model, boundary, checkpoint, checkpoint_inside).run();
+  if (!model.ops.empty()) return OpWalker(model, boundary, checkpoint, checkpoint_inside, differentiated).run();
   return CallWalker(model, checkpoint, checkpoint_inside).run();
 }
 

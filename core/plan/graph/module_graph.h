@@ -80,9 +80,11 @@ struct ModuleGraph {
 /// the calls of m (inside m's unit, or around it). Both are indexed by ModuleId and may be empty (nothing). With
 /// `calls` in the model all calls are visible anyway and the model's own checkpoint marks are added (around the call).
 /// An alias is called by its own id, its steps and parameters are those of the module it stands for; a module without a
-/// call graph is a leaf that uses the parameters of its whole subtree. Errors: a value used before it is made,
+/// call graph is a leaf that uses the parameters of its whole subtree. `differentiated`, by ParamId
+/// (differentiated_params): whose gradients autograd works out; empty = all. Errors: a value used before it is made,
 /// recursion, an unknown name.
 Result<ModuleGraph> build_module_graph(const Model& model, const std::vector<bool>& boundary,
-                                       const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside = true);
+                                       const std::vector<CheckpointKind>& checkpoint, bool checkpoint_inside = true,
+                                       const std::vector<bool>& differentiated = {});
 
 }  // namespace foreshard

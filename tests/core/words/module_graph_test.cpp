@@ -128,10 +128,11 @@ TEST(ModuleGraphFromOps, TablesWithoutParametersAreNotDifferentiable) {
 /// A run of the root's may hold an embedding that is trained and patches of a frozen encoder, which runs no backward.
 TEST(ModuleGraphFromOps, WhatFrozenParametersMakeIsNotDifferentiable) {
   Model model = program();
-  model.params[0].requires_grad = false;
   std::vector<bool> boundary(4, false);
   boundary[2] = true;
-  const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+  std::vector<bool> differentiated(model.params.size(), true);
+  differentiated[0] = false;
+  const ModuleGraph graph = build_module_graph(model, boundary, {}, true, differentiated).value();
   const auto differentiable = [&](std::size_t value) {
     const auto found = std::find_if(graph.tensors.begin(), graph.tensors.end(),
                                     [&](const GraphTensor& tensor) { return tensor.name == model.values[value].name; });

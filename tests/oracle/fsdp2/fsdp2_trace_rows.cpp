@@ -53,6 +53,7 @@ class Printer {
       for (const Instruction& instruction : plan_.iterations[k].instructions) {
         if (begun_forward_ && leaves_forward(instruction)) end_forward();
         row(instruction);
+        before_ = instruction;
         begun_forward_ = begun_forward_ || (!ended_forward_ && enters_forward(instruction));
       }
       end_forward();
@@ -206,9 +207,17 @@ class Printer {
     put({"alloc", id, label, stream(pool), bytes});
   }
 
-  // What the recorder did not watch: optimizer memory, a cast buffer on D.
-  static bool unseen(const Instruction& i) {
-    return !kinds_by_unit().contains(i.buffer.what) ||
+  /// A unit of one rank divides what it would reduce within one expression: made behind the output, gone behind the
+  /// copy.
+  bool is_quotient(const Instruction& i) const {
+    const bool made = before_.kind == InstructionKind::Alloc && before_.buffer.what == BufferWhat::RsOutput;
+    const bool copied = before_.kind == InstructionKind::CopyOut && before_.buffer.what == BufferWhat::RsOutput;
+    return i.buffer.what == BufferWhat::GradCast && (i.kind == InstructionKind::Alloc ? made : copied);
+  }
+
+  // What the recorder did not watch: optimizer memory, a cast buffer on D, what no name holds.
+  bool unseen(const Instruction& i) const {
+    return !kinds_by_unit().contains(i.buffer.what) || is_quotient(i) ||
            (i.buffer.what == BufferWhat::CastBuffer && i.stream == Stream::D);
   }
 
@@ -359,6 +368,7 @@ class Printer {
   Json copy_in_;
   int next_buffer_ = 0, calls_ = 0;
   bool added_ = false;  // the gradient freed next went into another one
+  Instruction before_;  // the one before
   bool streams_ = false, begun_ = false, begun_forward_ = false, ended_forward_ = false;
   std::set<ParamId> joined_;
 };
