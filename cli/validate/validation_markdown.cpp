@@ -39,6 +39,8 @@ A trailing `*` stands for the sizes of a sweep that are even powers of two. Fitt
   decides 8 GiB of C24, whose source does not say it: it is predicted with the default, several, and its interval holds both.
 - **Tensor ranks before April 2024** (C09): NCCL's process groups noted uses (record_stream), so that what collectives touched stayed
   until the device had passed it, up to three times what is allocated. How much depends on how far the host runs ahead; not counted.
+- **Adapters in fused kernels** (U13, U16): NeMo Automodel's LoRA runs in kernels of its own, and its tensor parallelism is asynchronous;
+  adapters are predicted as PEFT's layers, each an operator, and the collectives as they come.
 - **Captured graphs without a compile backend** (G11, G15) run decomposed operators one by one: they are slower than eager kernels.
 - **Rows without sequence length, precision or checkpointing** (V08) are predicted with assumptions and do not count.
 - **Attention kernels changed between the years of the sources**: one share of the peak a card stands for all of them.
