@@ -18,8 +18,6 @@ std::string sibling_path(std::string_view name) {
   return code ? std::string(name) : (self.parent_path() / name).string();
 }
 
-namespace {}  // namespace
-
 std::vector<char*> pointers_to(std::vector<std::string>& words) {
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());

@@ -15,7 +15,8 @@ namespace foreshard::mesh {
 struct Group {
   std::int64_t ranks = 1;
   std::int64_t place = 0;  // of this rank
-  bool own_rows = false;   // each rank has rows of its own: what it makes of all of them is its own too
+  bool own_rows = false;   // each rank has rows of its own, cut along the first dimension: what it makes of all of them
+                           // is its own too
 };
 
 /// Rows of this rank when `whole` are chunked over the group; every rank but the last ones has as many as the first.

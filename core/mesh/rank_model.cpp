@@ -348,7 +348,7 @@ Result<void> cut_tensors(Model& model, const std::vector<ModuleStyle>& styles, c
   options.group = {job.mesh.tensor, model.mesh.back().place};
   options.sequence = job.mesh.sequence_parallel;
   options.loss = job.mesh.loss_parallel;
-  options.rows = options.group.own_rows = !styles.empty() && styles.front() == ModuleStyle::Rows;
+  options.group.own_rows = !styles.empty() && styles.front() == ModuleStyle::Rows;
   options.part = part;
   options.places_gradients = job.fsdp.runtime == Runtime::Fsdp1;
   if (options.places_gradients) options.home = homes_of(model, job);
@@ -368,7 +368,7 @@ Result<void> cut_tensors(Model& model, const std::vector<ModuleStyle>& styles, c
     model.params[static_cast<std::size_t>(param)].part.gradient = MeshPart::Gradient::Term;
   for (ParamInfo& param : model.params)
     if (options.places_gradients) param.part.gradient = MeshPart::Gradient::Part;
-  if (options.rows) model.parallel.push_back({"", "rows"});
+  if (options.group.own_rows) model.parallel.push_back({"", "rows"});
   return {};
 }
 

@@ -62,7 +62,7 @@ void RankProgram::set_local(std::int32_t value, const Cut& cut) {
 
 /// Of inputs that all ranks' rows make up each rank has its own; a table of positions, of one row, is everybody's.
 Result<void> RankProgram::cut_inputs() {
-  for (const ValueId id : options_.rows ? model_.inputs : std::vector<ValueId>()) {
+  for (const ValueId id : options_.group.own_rows ? model_.inputs : std::vector<ValueId>()) {
     const Shape& whole = whole_[id.index()];
     if (whole.empty() || whole.front() == 1) continue;
     if (whole.front() % options_.group.ranks != 0) {
@@ -91,7 +91,7 @@ std::int32_t RankProgram::latest(std::int32_t value) const {
 /// A rank has its part of the sequence.
 bool RankProgram::along_sequence(std::int32_t value) const {
   const auto at = static_cast<std::size_t>(value);
-  return cuts_[at].dim == part_dim() && (options_.rows || whole_[at].size() > 2);
+  return cuts_[at].dim == part_dim() && (options_.group.own_rows || whole_[at].size() > 2);
 }
 
 /// All-gather along the cut dimension; backward scatters the gradients' sum, or takes this rank's slice of it.
@@ -178,7 +178,7 @@ std::int32_t RankProgram::placed_parameter(ParamId param, ModuleId module, std::
 std::int32_t RankProgram::reduce(std::int32_t value, ModuleId module, std::int32_t call, bool scatters) {
   Cut to;
   const Shape whole = whole_[static_cast<std::size_t>(value)];
-  const bool scatter = scatters && (options_.rows || (options_.sequence && whole.size() > 2));
+  const bool scatter = scatters && (options_.group.own_rows || (options_.sequence && whole.size() > 2));
   if (scatter) {
     to.dim = part_dim();
     to.whole = whole[static_cast<std::size_t>(to.dim)];

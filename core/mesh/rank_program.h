@@ -20,7 +20,6 @@ struct TensorOptions {
   std::int32_t dimension = 0;  // Model::mesh
   bool sequence = true;        // the residual stream is cut along the sequence
   bool loss = true;            // logits stay cut
-  bool rows = false;           // each rank brings rows of its own: what is cut is the first dimension
   /// Gradients are brought to their parameters' placement where autograd makes them, before FSDP sees them: parameters
   /// are local tensors to it (FSDP1), which the program turns into DTensors again.
   bool places_gradients = false;
@@ -65,7 +64,7 @@ class RankProgram {
   Result<void> cut_inputs();
   std::int32_t latest(std::int32_t value) const;
   bool along_sequence(std::int32_t value) const;
-  std::int32_t part_dim() const { return options_.rows ? 0 : kSequenceDim; }
+  std::int32_t part_dim() const { return options_.group.own_rows ? 0 : kSequenceDim; }
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
   std::int32_t copied(std::int32_t value, const Caller& caller, bool replica, const char* backward = nullptr);
   std::int32_t parted(std::int32_t value, const Caller& caller, std::int32_t dim);

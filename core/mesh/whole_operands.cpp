@@ -18,7 +18,6 @@ bool takes_like_operands(const Op& op) {
   return rule != nullptr && rule->form == OpForm::Elementwise;
 }
 
-/// Of heads: keys and values of fewer heads than there are ranks are whole on each, which takes those of its queries.
 /// The value that `op` expands along `dim` of its result; -1: it does not.
 std::int32_t expanded(const Op* op, std::int32_t dim, const std::vector<Shape>& whole) {
   if (op == nullptr || op->name != "aten.expand.default") return -1;

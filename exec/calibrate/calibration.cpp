@@ -29,7 +29,6 @@
 namespace foreshard::exec {
 namespace {
 
-constexpr int kWarmUp = 3;
 constexpr Bytes kSmallest = kKiB;
 constexpr std::int32_t kAheadOf = 16;       // operators that are issued behind a stream that stands still
 constexpr std::int32_t kIssuedAtOnce = 64;  // ... and that a device's launch queue takes without making the issuer wait

@@ -21,8 +21,6 @@
 namespace foreshard::exec {
 namespace {
 
-constexpr int kHostWarmUp = 3;
-
 // ---------------------------------------------------------------- own work
 
 /// As many equal tensors of each kind as are gone through before the first is touched again.
@@ -110,7 +108,7 @@ std::vector<WorkCurve> time_work(const OptimizerOptions& optimizer, int ranks, B
     for (std::size_t w = 0; w < all.size(); ++w) {
       TensorSet& set = all[w].of_all ? of_all : of_a_unit;
       std::vector<std::int64_t> samples;
-      for (int r = -kHostWarmUp; r < repeats; ++r) {
+      for (int r = -kWarmUp; r < repeats; ++r) {
         const std::int64_t start = steady_now();
         all[w].run(set);
         if (r >= 0) samples.push_back((steady_now() - start) / set.count());
@@ -127,7 +125,7 @@ SimDuration time_handover(int repeats) {
   const auto backend = make_host_backend({.intra_op_threads = 1});
   const std::array<StreamIndex, 2> streams = {backend->create_stream("D", 0), backend->create_stream("A", 0)};
   std::vector<std::int64_t> samples;
-  for (int r = -kHostWarmUp; r < repeats; ++r) {
+  for (int r = -kWarmUp; r < repeats; ++r) {
     HostEvent open;
     std::int64_t start = 0;  // the streams' until the synchronisation
     backend->launch({streams[0], {}}, [&open, &start] {
@@ -248,7 +246,7 @@ void load_collectives(std::vector<CollectiveCurve>& curves, Communicator& group,
       const CollectiveCall call(curve.kind, group.size(), bytes, c10::kCPU);
       const int calls = calls_of(bytes, repeats);
       group.barrier();
-      for (int r = 0; r < kHostWarmUp; ++r) call.run(group);
+      for (int r = 0; r < kWarmUp; ++r) call.run(group);
       std::vector<std::int64_t> beside, taken;
       for (int b = 0; b < kBatches; ++b) {
         const std::int64_t start = steady_now(), done = load.done();

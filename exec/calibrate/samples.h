@@ -10,6 +10,8 @@ namespace foreshard::exec {
 
 using Samples = std::vector<std::int64_t>;
 
+inline constexpr int kWarmUp = 3;  // rounds before the first sample
+
 /// `share` in [0, 1]; 0 of no samples.
 inline std::int64_t quantile(Samples samples, double share) {
   if (samples.empty()) return 0;

@@ -13,11 +13,6 @@
 
 namespace foreshard {
 
-/// Every parameter is sharded by itself and reduced in backward: FSDP2's layouts, which schedules of our own share.
-inline bool has_fsdp2_layouts(const Plan& plan) {
-  return plan.runtime == Runtime::Fsdp2 || plan.runtime == Runtime::Planned;
-}
-
 /// One number for all names of a plan's buffer.
 class BufferNumbers {
  public:

@@ -8,8 +8,8 @@
 #include "core/plan/runtime/muon_params.h"
 #include "core/plan/units/unit_params.h"
 #include "core/plan/units/unit_selection.h"
+#include "core/runtime_layouts.h"
 #include "sim/play/instructions/step_calls.h"
-#include "sim/play/prepared_plan.h"
 
 namespace foreshard {
 namespace {
@@ -25,7 +25,7 @@ std::int64_t rank_in_group(const Plan& plan) {
 /// By ParamId: what autograd gives no gradient in the plan is not stepped and has no state (fsdp2's layouts; fsdp1's
 /// flat gradients are zero there). Empty: the plan does not say.
 std::vector<bool> without_gradient(const Plan& plan, const Model& model) {
-  if (!has_fsdp2_layouts(plan)) return {};
+  if (!has_fsdp2_layouts(plan.runtime)) return {};
   std::vector<bool> without(model.params.size(), true);
   bool any = false;
   for (const PlanIteration& iteration : plan.iterations) {

@@ -6,6 +6,7 @@
 #include <variant>
 
 #include "core/lowering/op_rules.h"
+#include "core/model/op_keywords.h"
 
 namespace foreshard {
 namespace {
@@ -34,9 +35,8 @@ bool indexes_by_mask(const Model& model, const Op& op) {
 /// Numbers of repetitions are summed on the device unless the sum is told.
 bool sums_repetitions(const Op& op) {
   if (op.name != "aten.repeat_interleave.Tensor") return false;
-  return std::none_of(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& one) {
-    return one.name == "output_size" && !std::holds_alternative<std::monostate>(one.arg.value);
-  });
+  const Arg* const told = keyword(op, "output_size");
+  return told == nullptr || std::holds_alternative<std::monostate>(told->value);
 }
 
 }  // namespace

@@ -22,9 +22,9 @@ struct Expected {
 };
 
 /// S1, S2, F2-11, F2-12: gathers of one unit over the iteration's micro-batches.
-std::int64_t gathers_of(const Plan& plan, UnitId id, std::int64_t micro_batches, bool holds) {
+std::int64_t gathers_of(const Plan& plan, UnitId id, bool is_root, std::int64_t micro_batches, bool holds) {
   if (!is_sharded(plan.units[id.index()])) return 0;
-  if (!keeps_after_forward(plan, id)) return 2 * micro_batches;
+  if (!keeps_after_forward(plan, id, is_root)) return 2 * micro_batches;
   // Kept after forward; freed by post-backward unless it is of the SHARD_GRAD_OP family in no_sync. The fsdp1 root
   // keeps its own strategy there.
   const Strategy strategy = plan.units[id.index()].strategy;
@@ -50,14 +50,16 @@ bool runs_once(const Plan& plan, const PlanIteration& iteration) {
   return true;
 }
 
-Expected expected_counts(const Plan& plan, const PlanIteration& iteration, std::int64_t micro_batches) {
+/// `root_of`: roots_by_name.
+Expected expected_counts(const Plan& plan, const std::vector<UnitId>& root_of, const PlanIteration& iteration,
+                         std::int64_t micro_batches) {
   const bool holds = holds_gradients(iteration);
   const std::int64_t reductions = holds ? 1 : micro_batches;
   Expected expected;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const PlanUnit& unit = plan.units[u];
     if (unit.params.empty()) continue;
-    expected.all_gather += gathers_of(plan, UnitId(u), micro_batches, holds);
+    expected.all_gather += gathers_of(plan, UnitId(u), root_of[u].index() == u, micro_batches, holds);
     const bool hybrid = unit.strategy == Strategy::HybridShard || unit.strategy == Strategy::HybridShardZero2;
     if (is_sharded(unit)) expected.reduce_scatter += reductions;
     if (has_fsdp2_layouts(plan.runtime) ? hybrid : hybrid || unit.strategy == Strategy::NoShard) {
@@ -81,6 +83,7 @@ std::int64_t count_in_training(const PlanIteration& iteration, InstructionKind k
 Verdict check_collective_counts(const Plan& plan) {
   Verdict verdict;
   std::int64_t looked = 0;
+  const std::vector<UnitId> root_of = roots_by_name(plan);
   for (const PlanIteration& iteration : plan.iterations) {
     const auto micro_batches = std::count(iteration.actions.begin(), iteration.actions.end(), "fwd");
     if (plan.runtime == Runtime::None || plan.failure || !is_plain_training(iteration)) continue;
@@ -89,7 +92,7 @@ Verdict check_collective_counts(const Plan& plan) {
     // A schedule may keep what it has gathered over micro-batches.
     if (plan.runtime == Runtime::Planned && micro_batches > 1) continue;
     ++looked;
-    const Expected expected = expected_counts(plan, iteration, micro_batches);
+    const Expected expected = expected_counts(plan, root_of, iteration, micro_batches);
     const auto compare = [&](InstructionKind kind, std::int64_t wanted) {
       const std::int64_t got = count_in_training(iteration, kind);
       if (got != wanted) {

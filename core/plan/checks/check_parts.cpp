@@ -177,10 +177,10 @@ bool is_sharded(const PlanUnit& unit) {
   return unit.strategy != Strategy::NoShard && unit.shard_size > 1 && !unit.params.empty();
 }
 
-bool keeps_after_forward(const Plan& plan, UnitId id) {
+bool keeps_after_forward(const Plan& plan, UnitId id, bool is_root) {
   const PlanUnit& unit = plan.units[id.index()];
   if (has_fsdp2_layouts(plan.runtime)) return unit.reshard_after_forward.kind == ReshardAfterForward::Kind::False;
-  if (roots_by_name(plan)[id.index()] == id) return true;  // S2: a root stays
+  if (is_root) return true;  // S2
   return unit.strategy == Strategy::ShardGradOp || unit.strategy == Strategy::HybridShardZero2;
 }
 

@@ -66,7 +66,8 @@ bool has_roots_inside(const Plan& plan);
 std::vector<UnitId> roots_by_name(const Plan& plan);
 /// Sharded over more than one rank, and with parameters.
 bool is_sharded(const PlanUnit& unit);
-bool keeps_after_forward(const Plan& plan, UnitId unit);
+/// `is_root`: of FSDP's (roots_by_name).
+bool keeps_after_forward(const Plan& plan, UnitId unit, bool is_root);
 std::string show(const Plan& plan, std::int64_t id, const Instruction& instruction);
 
 /// One buffer: its name, and the instance where several of one name are alive at once.

@@ -284,6 +284,22 @@ Result<UnitId> find_unit(const Run& run, const std::string& name, const std::str
                "`foreshard plan` lists the units"});
 }
 
+/// PyTorch 2.3 and 2.4 have no shard_placement_fn.
+Result<void> check_early(const Run& run) {
+  for (const UnitState& u : run.units) {
+    const auto other = std::find_if(u.params.begin(), u.params.end(), [](const ParamSizes& p) { return p.other_dim; });
+    if (!run.copies_in_beside || other == u.params.end()) continue;
+    return fail({ErrorCode::Unsupported,
+                 "this release shards along the first dimension alone",
+                 {},
+                 "fsdp.quirks",
+                 "torch-2.11 where parameters are sharded along another (shard_dim)",
+                 "torch-2.4, and " + run.model.params[other->param.index()].fqn + " along another",
+                 "set fsdp.quirks = \"torch-2.11\", or drop shard_dim"});
+  }
+  return {};
+}
+
 Result<void> prepare(Run& run) {
   const UnitTable& table = run.request.table;
   const FsdpOptions& options = run.request.job.fsdp;
@@ -313,6 +329,7 @@ Result<void> prepare(Run& run) {
                  "a reentrant checkpoint around the unit",
                  "the non-reentrant form is the one that PyTorch recommends"});
   }
+  if (auto early = check_early(run); !early) return early;
   prepare_slots(run);
   return prepare_prefetch(run);
 }

@@ -161,12 +161,14 @@ def _rows_of_all_ranks(found, call):
     """What a leaf of the batch is to a model that is captured whole: where each tensor rank brings rows of its own, as many as all of them."""
     import torch
 
+    tensor = found.get("tensor", {})
+    if "rows" not in tensor.get("plan", {}).values():
+        return lambda leaf: leaf
+    ranks = tensor.get("ranks") or max((unit["tensor_parallel"] for unit in found["units"]), default=1)
     first = next((leaf.shape[0] for leaf in _tensors([call["args"], call["kwargs"]]) if leaf.dim()), 0)
-    own = "rows" in found.get("tensor", {}).get("plan", {}).values()
-    ranks = found["tensor"].get("ranks") or max((unit["tensor_parallel"] for unit in found["units"]), default=1) if own else 1
 
     def whole(leaf):
-        if ranks < 2 or not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != first:
+        if not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != first:
             return leaf
         return torch.empty((leaf.shape[0] * ranks, *leaf.shape[1:]), dtype=leaf.dtype, device=leaf.device, requires_grad=leaf.requires_grad)
 

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/instruction_spans.h"
+#include "core/runtime_layouts.h"
 #include "sim/play/copy_arguments.h"
 
 namespace foreshard {
@@ -82,7 +83,7 @@ bool DataMovement::take_copy_arguments(const Instruction& i) {
   const Plan& plan = context_.plan;
   const bool splits = i.kind == InstructionKind::CopyOut && i.buffer.what == BufferWhat::AgBuffer;
   const bool joins = i.kind == InstructionKind::CopyIn && i.buffer.what == BufferWhat::RsInput;
-  if (!has_fsdp2_layouts(plan) || (!splits && !joins) || context_.device.profile.kind == "cpu") return true;
+  if (!has_fsdp2_layouts(plan.runtime) || (!splits && !joins) || context_.device.profile.kind == "cpu") return true;
   const PlanUnit& unit = plan.units[i.unit.index()];
   const Bytes bytes =
       splits ? split_arguments(unit, i.unit, collectives_.gathered_from(i.unit)) : cat_arguments(i, unit);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "core/runtime_layouts.h"
+
 namespace foreshard {
 namespace {
 
@@ -57,7 +59,8 @@ OptimizerSteps::OptimizerSteps(PlayContext& context, const std::vector<LocalPara
 /// Whether backward has stepped every gradient that a clip or a step of the whole would take. Under FSDP1 its hooks
 /// never fire, so that what has a gradient is there still.
 bool OptimizerSteps::stepped_in_backward(const Instruction& i) const {
-  return steps_in_backward(context_.job.train.optimizer.impl) && (i.numel == 0 || has_fsdp2_layouts(context_.plan));
+  return steps_in_backward(context_.job.train.optimizer.impl) &&
+         (i.numel == 0 || has_fsdp2_layouts(context_.plan.runtime));
 }
 
 bool OptimizerSteps::keeps_to_compute(const Instruction& i) const {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/runtime_layouts.h"
+
 namespace foreshard {
 
 MemoryCategory category_of_slot(SlotCategory category) {
@@ -82,7 +84,7 @@ bool SegmentStorages::allocate_gradient(const Slot& made, std::int32_t instance,
   buffers_.own(buffer, 0, block);
   if (!recorder_.open()) return true;
   // FSDP2's units reduce theirs in backward, so that nobody but the plan's buffers asks for them.
-  const bool passable = alone && buffer.unit.valid() && has_fsdp2_layouts(context_.plan);
+  const bool passable = alone && buffer.unit.valid() && has_fsdp2_layouts(context_.plan.runtime);
   recorder_.made(passable ? place_of_buffer(at) : -1, false, false, block, slot);
   return true;
 }

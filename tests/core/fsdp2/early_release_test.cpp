@@ -53,5 +53,20 @@ TEST(EarlyFsdp2, NothingElseIsAnotherStep) {
   EXPECT_EQ(now[find(now, 0, Kind::Alloc, BufferWhat::RsInput)].stream, Stream::D);
 }
 
+TEST(EarlyFsdp2, ShardsAlongTheFirstDimensionAlone) {
+  Job job = chain_job();
+  job.fsdp.quirks = "torch-2.4";
+  UnitOverride columns;
+  columns.units = {"b1"};
+  columns.shard_dim = {{"b1.weight", 1}};
+  job.fsdp.overrides.push_back(columns);
+  job.cluster.world_size = 5;  // b1.weight is 6 x 5
+  const Result<Plan> plan = plan_chain(job);
+  ASSERT_FALSE(plan);
+  EXPECT_EQ(plan.error().place, "fsdp.quirks");
+  job.fsdp.quirks = "torch-2.11";
+  EXPECT_TRUE(plan_chain(job));
+}
+
 }  // namespace
 }  // namespace foreshard
