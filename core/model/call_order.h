@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -34,10 +33,13 @@ class CallOrder {
 
   /// Of the calls of `outer`, by number in the list; -1: not listed.
   std::int32_t call_of(ModuleId outer, const Op& op) const;
+  /// Where a module's call of this count stands in the list; -1: nowhere.
+  std::int32_t place_of(ModuleId module, std::int32_t count) const;
 
   const Model& model_;
-  std::map<std::pair<std::int32_t, std::int32_t>, std::int32_t> place_;  // by module and count: in the list
-  std::vector<std::vector<std::int32_t>> places_;                        // by module, rising
+  std::size_t listed_ = 0;                                                    // calls
+  std::vector<std::vector<std::int32_t>> places_;                             // by module, rising
+  std::vector<std::vector<std::pair<std::int32_t, std::int32_t>>> by_count_;  // by module: (count, place), rising
 };
 
 }  // namespace foreshard

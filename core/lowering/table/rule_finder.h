@@ -6,8 +6,10 @@
 #include <array>
 #include <cstddef>
 #include <string_view>
+#include <vector>
 
 #include "core/lowering/op_rules.h"
+#include "core/model/model.h"
 
 namespace foreshard {
 
@@ -38,5 +40,14 @@ class RuleFinder {
 
   std::array<Known, kPlaces> known_;
 };
+
+/// By operator of the program; null where its name has no rule, or the model says itself what it does (Op::opaque).
+inline std::vector<const OpRule*> rules_of(const std::vector<Op>& ops) {
+  RuleFinder finder;
+  std::vector<const OpRule*> rules;
+  rules.reserve(ops.size());
+  for (const Op& op : ops) rules.push_back(op.opaque < 0 ? finder.find(op.name) : nullptr);
+  return rules;
+}
 
 }  // namespace foreshard

@@ -27,6 +27,13 @@ const std::vector<CallLevels::Level>& CallLevels::around(std::size_t op) {
   return levels_;
 }
 
+bool CallLevels::stay(std::size_t op) const {
+  if (op == 0 || !foreign_.empty()) return false;
+  const Op& before = model_.ops[op - 1];
+  const Op& now = model_.ops[op];
+  return before.module == now.module && before.call == now.call && before.region == now.region;
+}
+
 /// Boundary modules from the root to `id`, computed once per module.
 const std::vector<ModuleId>& CallLevels::chain_of(ModuleId id) {
   std::vector<ModuleId>& chain = chains_[id.index()];

@@ -27,6 +27,8 @@ class CallLevels {
 
   /// From the root to the operator's own module; valid until the next call.
   const std::vector<Level>& around(std::size_t op);
+  /// It runs in the very calls that the operator before it runs in.
+  bool stay(std::size_t op) const;
 
  private:
   struct RegionPlace {

@@ -37,14 +37,15 @@ bool shares_storage(const OpRule& rule) {
 /// Walks the program backwards from the loss.
 class GradientPaths {
  public:
-  explicit GradientPaths(const Model& model) : model_(model), memory_(model), reached_(model.values.size(), false) {}
+  GradientPaths(const Model& model, const std::vector<const OpRule*>& rules, const SharedMemory& memory)
+      : model_(model), rules_(rules), memory_(memory), reached_(model.values.size(), false) {}
 
   /// By operator: a gradient comes to its arguments.
   std::vector<bool> operators() {
     std::vector<bool> leads(model_.ops.size(), false);
     if (!model_.outputs.empty() && model_.outputs.front().valid()) reach(model_.outputs.front());
     for (std::size_t i = model_.ops.size(); i-- > 0;) {
-      leads[i] = comes_back(model_.ops[i]);
+      leads[i] = comes_back(i);
       if (leads[i])
         for_each_reference(
             model_.ops[i], [&](ValueId id) { reach(id); }, [](ParamId) {});
@@ -53,12 +54,11 @@ class GradientPaths {
   }
 
  private:
-  const OpRule* rule_of(const Op& op) { return op.opaque < 0 ? rules_.find(op.name) : nullptr; }
-
   void reach(ValueId id) { reached_[memory_.of(id)] = true; }
 
-  bool comes_back(const Op& op) {
-    const OpRule* const rule = rule_of(op);
+  bool comes_back(std::size_t index) const {
+    const Op& op = model_.ops[index];
+    const OpRule* const rule = rules_[index];
     if (rule != nullptr && is_constant(*rule) && rule->form != OpForm::InPlace) return false;
     bool any = false;
     const auto note = [&](ValueId id) { any = any || reached_[memory_.of(id)]; };
@@ -70,18 +70,18 @@ class GradientPaths {
   }
 
   const Model& model_;
-  RuleFinder rules_;
-  SharedMemory memory_;
+  const std::vector<const OpRule*>& rules_;
+  const SharedMemory& memory_;
   std::vector<bool> reached_;  // by memory
 };
 
 }  // namespace
 
-SharedMemory::SharedMemory(const Model& model) : of_(model.values.size()) {
+SharedMemory::SharedMemory(const Model& model, const std::vector<const OpRule*>& rules) : of_(model.values.size()) {
   std::iota(of_.begin(), of_.end(), std::size_t{0});
-  RuleFinder rules;
-  for (const Op& op : model.ops) {
-    const OpRule* const rule = op.opaque < 0 ? rules.find(op.name) : nullptr;
+  for (std::size_t i = 0; i < model.ops.size(); ++i) {
+    const Op& op = model.ops[i];
+    const OpRule* const rule = rules[i];
     if (rule == nullptr || !shares_storage(*rule)) continue;
     bool first = true;  // what an operator in place reads beside its target is other memory
     for_each_reference(
@@ -101,15 +101,11 @@ std::size_t SharedMemory::of(ValueId id) const {
   return at;
 }
 
-bool writes_memory(const Op& op, RuleFinder& rules) {
-  const OpRule* const rule = op.opaque < 0 ? rules.find(op.name) : nullptr;
-  return rule != nullptr && rule->form == OpForm::InPlace;
-}
-
 std::vector<bool> params_with_gradient(const Model& model) {
   std::vector<bool> with(model.params.size(), model.ops.empty());
   if (model.ops.empty()) return with;
-  const std::vector<bool> leads = GradientPaths(model).operators();
+  const std::vector<const OpRule*> rules = rules_of(model.ops);
+  const std::vector<bool> leads = GradientPaths(model, rules, SharedMemory(model, rules)).operators();
   for (std::size_t i = 0; i < leads.size(); ++i) {
     if (!leads[i]) continue;
     for_each_reference(
@@ -118,8 +114,9 @@ std::vector<bool> params_with_gradient(const Model& model) {
   return with;
 }
 
-void find_idle_params(const Model& model, std::vector<GraphNode>& nodes) {
-  const std::vector<bool> leads = GradientPaths(model).operators();
+void find_idle_params(const Model& model, const std::vector<const OpRule*>& rules, const SharedMemory& memory,
+                      std::vector<GraphNode>& nodes) {
+  const std::vector<bool> leads = GradientPaths(model, rules, memory).operators();
   for (GraphNode& node : nodes) {
     if (node.kind != GraphNode::Kind::Ops) continue;
     node.idle = node.params;

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "core/lowering/table/rule_finder.h"
+#include "core/lowering/op_rules.h"
 #include "core/plan/graph/module_graph.h"
 
 namespace foreshard {
@@ -13,7 +13,8 @@ namespace foreshard {
 /// Values that are one memory, and one history: views, and what operators in place leave. What `detach` makes is apart.
 class SharedMemory {
  public:
-  explicit SharedMemory(const Model& model);
+  /// `rules` by operator (rules_of).
+  SharedMemory(const Model& model, const std::vector<const OpRule*>& rules);
   /// A number that values of one memory have in common.
   std::size_t of(ValueId id) const;
 
@@ -21,12 +22,10 @@ class SharedMemory {
   std::vector<std::size_t> of_;
 };
 
-/// Whether it writes into its first argument.
-bool writes_memory(const Op& op, RuleFinder& rules);
-
 /// Of every run of operators: `idle` are the parameters from whose uses in it no gradient comes back. Storage that is
-/// written in place counts as one value, so that some may be missed.
-void find_idle_params(const Model& model, std::vector<GraphNode>& nodes);
+/// written in place counts as one value, so that some may be missed. `rules` by operator (rules_of).
+void find_idle_params(const Model& model, const std::vector<const OpRule*>& rules, const SharedMemory& memory,
+                      std::vector<GraphNode>& nodes);
 
 /// By ParamId, of storage owners: a gradient comes back from one of its uses. All of them where the model has no
 /// operators.

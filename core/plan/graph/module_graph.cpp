@@ -225,7 +225,8 @@ class OpWalker {
            bool checkpoint_inside, const std::vector<bool>& differentiated)
       : model_(model),
         differentiated_(differentiated),
-        memory_(model),
+        rules_(rules_of(model.ops)),
+        memory_(model, rules_),
         call_order_(model),
         levels_(model, call_order_, boundary, checkpoint),
         checkpoint_(checkpoint),
@@ -264,7 +265,7 @@ class OpWalker {
     if (!again.empty()) end_root_call();
     find_interfaces();
     find_handed_on();
-    find_idle_params(model_, graph_.nodes);
+    find_idle_params(model_, rules_, memory_, graph_.nodes);
     return std::move(graph_);
   }
 
@@ -315,7 +316,8 @@ class OpWalker {
     flows_.assign(model_.values.size(), 0);
     for (ValueId id : model_.inputs) flows_[id.index()] = model_.values[id.index()].requires_grad ? 1 : 0;
     std::vector<bool> written(model_.values.size(), false);  // by memory: with what has a history
-    for (const Op& op : model_.ops) {
+    for (std::size_t at = 0; at < model_.ops.size(); ++at) {
+      const Op& op = model_.ops[at];
       bool flow = false;
       const auto read = [&](ValueId id) {
         if (written[memory_.of(id)] && is_floating(model_.values[id.index()].dtype)) flows_[id.index()] = 1;
@@ -325,19 +327,21 @@ class OpWalker {
       for (const ValueId out : op.out)
         if (out.valid() && model_.values[out.index()].requires_grad) flows_[out.index()] = 1;
       if (!flow) continue;
-      if (const ValueId target = written_by(op); target.valid()) written[memory_.of(target)] = true;
-      const OpRule* const rule = op.opaque < 0 ? rules_.find(op.name) : nullptr;
+      if (const ValueId target = written_by(at); target.valid()) written[memory_.of(target)] = true;
       for (std::size_t i = 0; i < op.out.size(); ++i) {
         const ValueId out = op.out[i];
-        if (out.valid() && !never_differentiable(rule, i, model_.values[out.index()].dtype)) flows_[out.index()] = 1;
+        if (out.valid() && !never_differentiable(rules_[at], i, model_.values[out.index()].dtype))
+          flows_[out.index()] = 1;
       }
     }
   }
 
   /// What an operator in place writes into; invalid: it is none, or writes into a buffer.
-  ValueId written_by(const Op& op) {
-    const auto* target = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
-    return target != nullptr && writes_memory(op, rules_) ? target->id : ValueId();
+  ValueId written_by(std::size_t op) const {
+    if (rules_[op] == nullptr || rules_[op]->form != OpForm::InPlace) return ValueId();
+    const ArgList& args = model_.ops[op].args;
+    const auto* target = args.empty() ? nullptr : std::get_if<ValueRef>(&args.front().value);
+    return target != nullptr ? target->id : ValueId();
   }
 
   /// A value that the open node reads and did not make.
@@ -387,6 +391,7 @@ class OpWalker {
 
   Result<void> add_op(std::size_t index) {
     const Op& op = model_.ops[index];
+    if (node_ >= 0 && levels_.stay(index)) return append(op, index);
     const std::vector<Level>& chain = levels_.around(index);
     std::size_t depth = 0;
     while (depth < chain.size() && depth < open_.size() && open_[depth].level == chain[depth] &&
@@ -425,12 +430,8 @@ class OpWalker {
     if (!reads_parameters_.empty()) reads_parameters_[0] = false;
   }
 
-  /// no_grad is said of each parameter that is read in it (capture): a detach.
+  /// no_grad is said of each parameter that is read in it (capture): a detach. Of an operator that reads one.
   void note_grad_mode(const Op& op) {
-    bool reads = false;
-    for_each_reference(
-        op, [](ValueId) {}, [&](ParamId) { reads = true; });
-    if (!reads) return;
     for (const OpenCall& open : open_) {
       if (open.level.region >= 0) continue;
       GraphCall& call = graph_.calls[static_cast<std::size_t>(open.call)];
@@ -445,25 +446,26 @@ class OpWalker {
   Result<void> append(const Op& op, std::size_t index) {
     GraphNode& node = graph_.nodes[static_cast<std::size_t>(node_)];
     node.op_end = static_cast<std::int32_t>(index) + 1;
-    bool used_early = false;
-    note_grad_mode(op);
+    bool used_early = false, reads_parameters = false;
     for_each_reference(
         op,
         [&](ValueId id) {
           const std::int32_t producer = node_of_value_[id.index()];
-          const bool input = std::find(model_.inputs.begin(), model_.inputs.end(), id) != model_.inputs.end();
-          if (producer < 0 && !input) used_early = true;
+          if (producer < 0 && std::find(model_.inputs.begin(), model_.inputs.end(), id) == model_.inputs.end())
+            used_early = true;
           if (producer != node_) take_in(id);
           // Its history is that of the last write into its memory, under whatever name.
           const ValueId last = last_written_[memory_.of(id)];
           if (last.valid() && last != id && node_of_value_[last.index()] != node_) take_in(last);
         },
         [&](ParamId id) {
+          reads_parameters = true;
           if (param_seen_[id.index()] != node_) {
             param_seen_[id.index()] = node_;
             node.params.push_back(id);
           }
         });
+    if (reads_parameters) note_grad_mode(op);
     if (used_early) {
       return fail(graph_error(ErrorCode::Inconsistent, "ops[" + std::to_string(index) + "]",
                               "a value is used before it is made", "an input or the result of an earlier operator",
@@ -475,7 +477,7 @@ class OpWalker {
       if (writer != node_ && input_seen_[out.index()] == node_) written_before_[out.index()].push_back(writer);
       writer = node_;
     }
-    if (const ValueId target = written_by(op);
+    if (const ValueId target = written_by(index);
         target.valid() && op.out.front().valid() && flows_[op.out.front().index()])
       last_written_[memory_.of(target)] = op.out.front();
     return {};
@@ -551,8 +553,8 @@ class OpWalker {
 
   const Model& model_;
   const std::vector<bool>& differentiated_;  // by ParamId; empty = all
+  const std::vector<const OpRule*> rules_;   // by operator
   const SharedMemory memory_;
-  RuleFinder rules_;
   std::vector<ValueId> last_written_;  // by memory: what the last operator in place with a history made of it
   const CallOrder call_order_;
   CallLevels levels_;

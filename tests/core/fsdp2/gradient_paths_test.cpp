@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "core/lowering/table/rule_finder.h"
 #include "tests/core/lowering/toy_program.h"
 
 namespace foreshard {
@@ -15,7 +16,8 @@ std::vector<ParamId> idle_of(const Model& model) {
   node.op_end = static_cast<std::int32_t>(model.ops.size());
   for (std::size_t p = 0; p < model.params.size(); ++p) node.params.emplace_back(p);
   std::vector<GraphNode> nodes{node};
-  find_idle_params(model, nodes);
+  const std::vector<const OpRule*> rules = rules_of(model.ops);
+  find_idle_params(model, rules, SharedMemory(model, rules), nodes);
   return nodes.front().idle;
 }
 
