@@ -1086,13 +1086,13 @@ class Opaque(unittest.TestCase):
         self.assertEqual(op["opaque"]["workspace_bytes"], (3 - 1) * 3 * 6 * 4 - 3 * 4)
 
     def test_memory_that_is_used_again_for_what_stays_was_a_temporary_before(self):
-        from foreshard.capture import recorder
+        from foreshard.capture import opaque
 
-        frame = recorder.Opaque("opaque.f", [], events=[(1, 96), (1, -96), (1, 64)], live={1: (None, 64)}, makers=["aten.a", "", "aten.b"])
+        frame = opaque.Opaque("opaque.f", [], events=[(1, 96), (1, -96), (1, 64)], live={1: (None, 64)}, makers=["aten.a", "", "aten.b"])
         frame.saved = [(1, (16,), torch.float32, 64)]
         made = types.SimpleNamespace(ops=[], table=types.SimpleNamespace(new_name=lambda: "v"))
         row = {"module": "", "call": 0}
-        told = recorder.Recorder._write_temporaries(made, frame, row, [], [])
+        told = opaque.write_temporaries(made, frame, row, [], [])
         self.assertEqual(told, (1, True))
         self.assertEqual([op.get("args") for op in made.ops], [[[96]], None])
 

@@ -4,6 +4,7 @@ split still is in the lists below, which may only shrink: an entry that nothing 
 
 usage: check_sizes.py TREE. Prints one line per breach, exits 1 if there is any.
 """
+import ast
 import pathlib
 import re
 import sys
@@ -11,6 +12,7 @@ import sys
 ROOMS = ("core", "sim", "exec", "traces", "gui", "shadow", "cli")
 TESTS = ("tests", "benchmarks", "python")  # their folders and files; a test's function is a list of what it expects
 SOURCES = (".h", ".cpp", ".cu")
+PACKAGE = "python/foreshard"  # what ships in Python
 FOLDER_FILES, FILE_LINES, FUNCTION_LINES, CLASS_METHODS = 30, 600, 60, 40
 REASON = re.compile(r"One long (file|function) on purpose: \w+")
 # To be split: class -> methods that it has now.
@@ -123,6 +125,24 @@ def class_breaches(name, lines):
             yield f"{name}: {kind} is no longer large: take it off the list in tests/house/check_sizes.py"
 
 
+def package_breaches(root, folders):
+    """The same bounds for the package."""
+    for path in sorted(root.glob(f"{PACKAGE}/**/*.py")):
+        name = path.relative_to(root).as_posix()
+        folder = path.parent.relative_to(root).as_posix()
+        folders[folder] = folders.get(folder, 0) + 1
+        text = path.read_text(encoding="utf-8")
+        if text.count("\n") > FILE_LINES:
+            yield f"{name}: {text.count(chr(10))} lines; split it"
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno - node.lineno >= FUNCTION_LINES:
+                yield f"{name}:{node.lineno}: a function of {node.end_lineno - node.lineno + 1} lines; split it"
+            if isinstance(node, ast.ClassDef):
+                count = sum(isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef) for part in node.body)
+                if count > CLASS_METHODS:
+                    yield f"{name}: {node.name} has {count} methods, at most {CLASS_METHODS}; it is several things"
+
+
 def breaches(tree):
     root = pathlib.Path(tree)
     folders = {}
@@ -137,6 +157,7 @@ def breaches(tree):
             yield from (length_breaches if room in TESTS else file_breaches)(name, lines)
             if room not in TESTS:
                 yield from class_breaches(name, lines)
+    yield from package_breaches(root, folders)
     for folder, count in sorted(folders.items()):
         if count > FOLDER_FILES:
             yield f"{folder}: {count} sources; make rooms of it"

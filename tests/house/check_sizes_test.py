@@ -20,6 +20,10 @@ SIZES = {
     "a file of tests": ({"tests/sim/a_test.cpp": "int a;\n" * 601}, "601 lines"),
     "a test's function": ({"tests/sim/a_test.cpp": f"int one() {{\n{BODY}}}\n"}, None),
     "a folder of tests": ({f"tests/sim/a{i}.h": "" for i in range(31)}, "tests/sim: 31 sources"),
+    "a module of the package": ({"python/foreshard/a/b.py": "a = 0\n" * 601}, "601 lines"),
+    "a function of the package": ({"python/foreshard/a.py": "def one():\n" + "    a = 0\n" * 60}, "a function of 61 lines"),
+    "a class of the package": ({"python/foreshard/a.py": "class A:\n" + "".join(f"    def m{i}(self): ...\n" for i in range(41))}, "A has 41 methods"),
+    "a module of its tests": ({"python/tests/a.py": "a = 0\n" * 601}, None),
     "a folder": ({f"sim/a{i}.h": "" for i in range(31)}, "sim: 31 sources"),
 }
 PLACE = {"docs/architecture.md": "| `sim/` | `sim` | `a.h` | all of it |\n", "sim/CMakeLists.txt": "foreshard_library(sim SOURCES)\n",

@@ -11,7 +11,6 @@ import json
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from . import flex
 from .fakes import Fakes

@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from .known import KnownValues
+from .values import tensors_of
 
 HOST_READS = ("aten._local_scalar_dense.default", "aten.equal.default", "aten.is_nonzero.default")
 TO_HOST = {"aten._to_copy.default", "aten.copy_.default"}
@@ -95,3 +96,16 @@ def asked_by_libraries(known: KnownValues):
         yield
     finally:
         module.is_fake_tensor = inner
+
+
+def hangs_on_values(func, name: str, args, kwargs) -> bool:
+    """Whether the host would have to know what a card has computed: fake tensors refuse by themselves, a card answers."""
+    if not any(t.device.type == "cuda" for t in tensors_of((args, kwargs))):
+        return False
+    if name in HOST_READS:
+        return True
+    if torch.Tag.dynamic_output_shape not in func.tags or name == "aten._ctc_loss.default":  # whose lengths are lists
+        return False
+    if name == "aten.index.Tensor":  # by masks alone
+        return any(t.dtype in (torch.bool, torch.uint8) for t in tensors_of(args[1]))
+    return kwargs.get("output_size") is None

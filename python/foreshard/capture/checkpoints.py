@@ -13,7 +13,8 @@ import torch.utils.checkpoint as checkpointing
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.utils._pytree import tree_flatten
 
-from .recorder import Place, Recorder
+from .opaque import Place
+from .recorder import Recorder
 
 
 OUTSIDE = "_hooks_outside"  # of a module whose unit wraps it: what its `__call__` runs again has none of the unit's hooks

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from .._output import whole_file
-from .recorder import dtype_name
-from .values import Value, names_of
+from .values import Value, dtype_name, names_of
 
 SCHEMA = "foreshard.model/2"
 

@@ -13,7 +13,7 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from .errors import CaptureError
-from .values import Storage, Value, storage_key
+from .values import Storage, Value
 
 
 class Known:

@@ -11,8 +11,9 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from .pitfalls import own_result_note
-from .recorder import Opaque, Recorder, dtype_name
-from .values import storage_key
+from .opaque import Opaque
+from .recorder import Recorder
+from .values import dtype_name, storage_key
 
 
 def _name_of(cls: type) -> str:
@@ -95,19 +96,19 @@ class Functions:
             if not recorder.recording or recorder.opaque is not None or _is_plain(cls):
                 return plain(cls, *args, **kwargs)
             known = _operator_of(cls, args)
-            frame = recorder.begin_opaque(_name_of(cls), args)
+            frame = recorder.opaques.begin(_name_of(cls), args)
             try:
                 out = plain(cls, *args, **kwargs)
             finally:
                 recorder.opaque = None
             if known is not None:
-                recorder.write(*known, out, frame)
+                recorder.opaques.stand_in(*known, out, frame)
                 return out
             node = _node_of(out)
             carried = _carried(node)
             if {storage_key(t) for t in carried} & {storage_key(t) for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)}:
                 recorder.notes.append(own_result_note(_name_of(cls)))
-            recorder.end_opaque(frame, out, carried)
+            recorder.opaques.end(frame, out, carried)
             self._run_backward(frame, out, node, carried)
             return out
 
@@ -133,7 +134,7 @@ class Functions:
                     torch.empty_like(t) if isinstance(t, torch.Tensor) and t.grad_fn is not None else None
                     for t in results
                 ]
-            inside = recorder.begin_opaque_backward(frame.name, [t for t in given if t is not None] + carried)
+            inside = recorder.opaques.begin_backward(frame.name, [t for t in given if t is not None] + carried)
             try:
                 gradients = node.apply(*given)
             except Exception as error:  # noqa: BLE001 - whatever the function does; told, and assumed
@@ -194,8 +195,8 @@ class Functions:
             if recorder.opaque is None:
                 tensors = [a for a in tree_flatten((args, kwargs))[0] if isinstance(a, torch.Tensor)]
                 name = getattr(getattr(kernel, "fn", kernel), "__qualname__", "kernel")
-                frame = recorder.begin_opaque(f"triton.{name}", tensors)
-                recorder.end_opaque(frame, ())
+                frame = recorder.opaques.begin(f"triton.{name}", tensors)
+                recorder.opaques.end(frame, ())
             return None
 
         jit.run = run

@@ -1,31 +1,28 @@
-"""The recorder: every operator below autograd while a step runs, with the module that was running.
-
-Operators that nobody can look into (an autograd.Function, a custom operator, a kernel of Triton) are one operator each:
-what runs inside counts as their workspace.
-"""
+"""The recorder: every operator below autograd while a step runs, with the module that was running."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import math
-import traceback
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from .. import _choices as choices
 from . import collectives
-from .answers import HOST_READS, TO_HOST, answer, unpinned
+from .answers import HOST_READS, TO_HOST, answer, hangs_on_values, unpinned
 from .autocast import Casts
 from .errors import CaptureError
 from .known import KnownValues
-from .values import Storage, Value, ValueTable, geometry, literals_of, names_of, storage_key
+from .opaque import Opaque, OpaqueRuns, Place, facts_of, product_flops
+from .refusals import data_dependent, failed, refuse_unlike
+from .values import (
+    Value, ValueTable, describe, dtype_name, geometry, host_number, is_settled, literals_of, names_of, tensors_of,
+)  # fmt: skip
 
 # Questions about a tensor, no work.
 _NO_WORK = {
@@ -40,9 +37,6 @@ _PLACEMENT = {"device", "layout", "pin_memory", "non_blocking", "generator"}
 
 # Results from this one on lie on the host, whatever the fake tensors say: seed and offset of a dropout.
 _HOST_RESULTS = {"aten._scaled_dot_product_efficient_attention.default": 2}
-_FACTORS = {"aten.mm.default": (0, 1), "aten.bmm.default": (0, 1), "aten.addmm.default": (1, 2), "aten.baddbmm.default": (1, 2),
-            "aten.convolution.default": (0, 1)}  # fmt: skip
-_TEMPORARIES = 400  # that a function has one after the other: more count as one block
 # Operators that change the shape of their tensor, as what they do.
 _VIEW_OF = {
     "aten.transpose_.default": "aten.transpose.int",
@@ -58,91 +52,6 @@ _DTYPES = {
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
     torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128,
 }  # fmt: skip
-
-
-_LEFT_FACTORS = {"aten::mm": 0, "aten::bmm": 0, "aten::addmm": 1, "aten::baddbmm": 1, "aten::addmm_": 1, "aten::baddbmm_": 1}
-# The format has no unsigned types but uint8: those of the same size stand for them.
-_SAME_SIZE = {"uint64": "int64", "uint32": "int32", "uint16": "int16"}
-
-
-def _product_flops(func, args, out) -> int:
-    """Of a product of matrices: two for each element of the result and of the inner dimension."""
-    left = _LEFT_FACTORS.get(func._schema.name)
-    return 0 if left is None or not isinstance(out, torch.Tensor) else 2 * out.numel() * args[left].shape[-1]
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    name = str(dtype).removeprefix("torch.")
-    return _SAME_SIZE.get(name, name)
-
-
-@dataclass
-class Place:
-    """Of an operator, inside an opaque one too: the row that its result has, once that is written."""
-
-    name: str
-    row: int | None = None
-    kept: bool = False  # by the policy of the region that runs
-
-
-@dataclass
-class Opaque:
-    """An operator that runs as one."""
-
-    name: str
-    args: list[Any]
-    peak: int = 0
-    flops: int = 0  # of the products inside
-    at_peak: dict[int, int] = field(default_factory=dict)  # storages
-    events: list[tuple[int, int]] = field(default_factory=list)  # storages in order: (key, bytes) made, (key, -bytes) gone
-    makers: list[str] = field(default_factory=list)  # beside `events`: the operator inside that made it
-    asked: list[tuple[int, Place]] = field(default_factory=list)  # operators inside that made a storage: (event, place)
-    forward: bool = True  # False: a backward, which is only measured
-    live: dict[int, tuple[StorageWeakRef, int]] = field(default_factory=dict)
-    known: set[int] = field(default_factory=set)  # storages of the arguments
-    tensors: list[torch.Tensor] = field(default_factory=list)  # the arguments, while it runs
-    arguments: list[tuple[int, list[int], str, bool]] = field(default_factory=list)  # place, shape, dtype, grows
-    saved: list[tuple[int, tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
-    row: dict[str, Any] = field(default_factory=dict)
-    places: list[int | None] = field(default_factory=list)  # of `saved` in the row; None: not told
-    meets: list[list] = field(default_factory=list)  # collectives inside, as the model has them
-    unpacked: dict[int, int] = field(default_factory=dict)  # backward: storages made for `saved`, by place there
-
-    def measure(self, outputs: Any, name: str) -> Place:
-        """New storages of the operator `name` that ran inside, and its place."""
-        place = Place(name)
-        for key in [k for k, (weak, _) in self.live.items() if weak.expired()]:
-            self._event(key, -self.live.pop(key)[1], "")
-        for tensor in _tensors(outputs):
-            if tensor.device.type == "cpu":
-                continue
-            key = storage_key(tensor)
-            if key not in self.live and key not in self.known:
-                self.live[key] = (StorageWeakRef(tensor.untyped_storage()), tensor.untyped_storage().nbytes())
-                self.asked.append((len(self.events), place))
-                self._event(key, self.live[key][1], name)
-        now = sum(nbytes for _, nbytes in self.live.values())
-        if now > self.peak:
-            self.peak, self.at_peak = now, {key: nbytes for key, (_, nbytes) in self.live.items()}
-        return place
-
-    def _event(self, key: int, nbytes: int, maker: str) -> None:
-        self.events.append((key, nbytes))
-        self.makers.append(maker)
-
-    def write_places(self, rows: dict[int, int]) -> None:
-        """`rows`: of events."""
-        for at, place in self.asked:
-            place.row = rows.get(at) if place.row is None else place.row
-
-
-def _dispatched(name: str) -> dict[str, Any]:
-    """What a dispatch mode saw where a storage was made inside an opaque operator (docs/formats/model.md)."""
-    return {"dispatched": {"text": name}} if name else {}
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 class Recorder(TorchDispatchMode):
@@ -161,7 +70,8 @@ class Recorder(TorchDispatchMode):
         self.notes: list[str] = []
         self.assumes_choices = False  # sizes hang on choices that nobody computed
         self.region: int | None = None
-        self.opaque: Opaque | None = None
+        self.opaques = OpaqueRuns(self)
+        self.opaque: Opaque | None = None  # the one that runs
         self.engine = False  # autograd's engine runs what comes, in the midst of forward
         self.casts = Casts()
         self.on_reference: list[Any] = []  # called with (tensor, name of its value)
@@ -217,23 +127,15 @@ class Recorder(TorchDispatchMode):
         if self.done:
             return self._read(func, name, args, kwargs) if name in HOST_READS else func(*args, **kwargs)
         if self.opaque is not None:
-            out = self._run(func, name, args, kwargs)
-            place = self.opaque.measure(out, name)
-            self.opaque.flops += _product_flops(func, args, out)
-            if (collective := collectives.met(func, args, out)) is not None:
-                self.opaque.meets.append(collective.row(self.mesh.dimension(collective)))
-            if self.opaque.forward:
-                for visit in self.on_operator:
-                    visit(func, args, kwargs, place)
-            return out
+            return self._run_inside(self.opaque, func, name, args, kwargs)
         if (plain := _without_out(func)) is not None and kwargs["out"].numel():
             made = self.__torch_dispatch__(plain, types, args, {k: v for k, v in kwargs.items() if k != "out"})
             return self.__torch_dispatch__(torch.ops.aten.copy_.default, types, (kwargs["out"], made))
         if self.engine and name == "aten.index_put.default" and args[3:4] == (True,):  # formulas write in place where no mode looks on
             return self.__torch_dispatch__(torch.ops.aten.index_put_.default, types, args)
-        self._refuse_unlike(name, args)
+        refuse_unlike(self.place(), name, args)
         self.table.watch(self.now)
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_of((args, kwargs))
         self._writes = func._schema.is_mutable  # autograd is in the midst of a tensor's history
         refs: dict[int, str] = {}
         for tensor in tensors:
@@ -253,14 +155,14 @@ class Recorder(TorchDispatchMode):
             return out  # the host's own work
         if not on_device and name in TO_HOST:
             return out  # a copy that takes nothing on the device
-        row = {"op": name, "module": self.modules.name(), "call": self.modules.call(), "args": arguments}
+        row: dict[str, Any] = {"op": name, "module": self.modules.name(), "call": self.modules.call(), "args": arguments}
         if named:
             row["kwargs"] = named
         if func.namespace not in ("aten", "prims"):
             row["op"] = f"opaque.{func.namespace}.{func._schema.name.split('::')[-1]}"
             row["args"] = [refs[id(t)] for t in tensors if t.device.type != "cpu"]
             row.pop("kwargs", None)
-            row["opaque"] = self._unknown(func, tensors, results, refs)
+            row["opaque"] = facts_of(func, tensors, results)
             if (collective := collectives.met(func, args, out)) is not None:
                 self._meet(row, collective, tensors, on_device, refs)
         turned = [r for r in on_device if before.get(id(r), geometry(r)) != geometry(r)]
@@ -268,6 +170,17 @@ class Recorder(TorchDispatchMode):
             row["op"] = _VIEW_OF.get(row["op"], row["op"])
         place.row = len(self.ops)
         self._finish(row, func, tensors, results, refs, {id(t) for t in turned})
+        return out
+
+    def _run_inside(self, opaque: Opaque, func, name: str, args, kwargs):
+        out = self._run(func, name, args, kwargs)
+        place = opaque.measure(out, name)
+        opaque.flops += product_flops(func, args, out)
+        if (collective := collectives.met(func, args, out)) is not None:
+            opaque.meets.append(collective.row(self.mesh.dimension(collective)))
+        if opaque.forward:
+            for visit in self.on_operator:
+                visit(func, args, kwargs, place)
         return out
 
     def _meet(self, row, collective, tensors, results, refs) -> None:
@@ -285,7 +198,7 @@ class Recorder(TorchDispatchMode):
 
     def _of_host(self, func, args, kwargs) -> bool:
         """Whether the host really computes this, as a script's own lengths and indices: its tensors have values."""
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_of((args, kwargs))
         real = all(type(t) is torch.Tensor and t.device.type == "cpu" for t in tensors)
         return bool(tensors) and real and not func._schema.is_mutable and str(kwargs.get("device") or "cpu") == "cpu"
 
@@ -364,20 +277,20 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _run_on_device(self, func, name, args, kwargs):
-        if self.virtual and _hangs_on_values(func, name, args, kwargs):
+        if self.virtual and hangs_on_values(func, name, args, kwargs):
             if name in HOST_READS and not self.strict:
                 return self._read(func, name, args, kwargs)
-            raise self._data_dependent(name, args, kwargs)
+            raise data_dependent(self.place(), name, args, kwargs)
         try:
             return func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             if name in HOST_READS and not self.strict:
                 return self._read(func, name, args, kwargs)
-            raise self._data_dependent(name, args, kwargs) from error
+            raise data_dependent(self.place(), name, args, kwargs) from error
         except CaptureError:
             raise
         except Exception as error:
-            raise self._failed(name, args, kwargs, error) from error
+            raise failed(self.place(), name, args, kwargs, error) from error
 
     def _read(self, func, name, args, kwargs):
         """What the host reads from a device that computes nothing: what is known, else zero."""
@@ -388,74 +301,13 @@ class Recorder(TorchDispatchMode):
         dtype = args[0].dtype
         return False if dtype == torch.bool else 0.0 if dtype.is_floating_point else 0
 
-    def _refuse_unlike(self, name: str, args) -> None:
-        """Fake tensors multiply numbers of two types; no card does."""
-        factors = [args[i] for i in _FACTORS.get(name, ()) if i < len(args)]
-        if len({t.dtype for t in factors}) > 1:
-            raise CaptureError(
-                f"{name} is given factors of two types",
-                place=self._where(name),
-                expected="one dtype",
-                got=", ".join(_describe(t) for t in factors),
-                hint="on a GPU this module fails in the same way: cast one, as in x.to(weight.dtype); under FSDP2 buffers keep their type "
-                "while parameters are cast",
-            )
-
-    def _data_dependent(self, name, args, kwargs) -> CaptureError:
-        read = name in HOST_READS
-        return CaptureError(
-            f"{name} needs the values of a tensor, and capture has none",
-            place=self._where(name),
-            expected="sizes and control flow that do not hang on computed values",
-            got=", ".join(_describe(t) for t in _tensors((args, kwargs))) or "nothing",
-            hint="if it hangs on the batch alone, give a batch that lies on the CPU, with its values; "
-            + (
-                "capture with strict=False: the host then reads zeros"
-                if read
-                else "capture with strict=False: a mask then chooses a share of its elements (chosen=); give the operator a fixed size (a stated capacity per expert), or wrap it in a torch.library.custom_op, "
-                "which is captured as one opaque operator"
-            ),
-        )
-
-    def _failed(self, name, args, kwargs, error) -> CaptureError:
-        tensors = _tensors((args, kwargs))
-        kinds = {t.device.type for t in tensors if t.dim()}
-        if len(kinds) > 1:
-            return CaptureError(
-                f"{name} is given tensors on the host and on the GPU",
-                place=self._where(name),
-                expected="all on one device",
-                got=", ".join(_describe(t) for t in tensors),
-                hint="on a GPU this module fails in the same way: make the tensor with device=x.device, or register it "
-                "as a buffer",
-            )
-        return CaptureError(
-            f"{name} failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            place=self._where(name),
-            got=", ".join(_describe(t) for t in tensors),
-            hint="an operator that fake tensors do not know needs torch.library.register_fake; it is then captured as "
-            "one opaque operator",
-        )
-
-    def _where(self, name: str) -> str:
-        frame = next(
-            (
-                f
-                for f in reversed(traceback.extract_stack())
-                if "/torch/" not in f.filename and "/foreshard/capture/" not in f.filename and "/foreshard/shadow/reads/values.py" not in f.filename
-            ),
-            None,
-        )
-        line = f" ({frame.filename}:{frame.lineno})" if frame else ""
-        return f"module {self.place()}, operator {name}{line}"
-
     # -------------------------------------------------------------------------------------------- arguments
 
     def reference(self, tensor: torch.Tensor) -> str:
         """How the program names a tensor."""
         storage = self.table.known_storage(tensor)
         # A view of a view of a parameter may lie as that does; its history does not.
-        settled = not self._writes and _is_settled(tensor)
+        settled = not self._writes and is_settled(tensor)
         seen = settled and tensor.grad_fn is not None and self.table.made_as(tensor)
         if storage is not None and not seen and (kept := storage.references.get(geometry(tensor))):
             # A frozen parameter grows too where it lies in a flat parameter that trains: no_grad is said of every one.
@@ -483,12 +335,7 @@ class Recorder(TorchDispatchMode):
         key = (reference, self.modules.name(), self.modules.call()) if reference.startswith("@") else (reference,)
         name = self._detached.get(key)
         if name is None or self.table.known_storage(tensor) is None:
-            self.ops.append(
-                {"op": "aten.detach.default", "module": self.modules.name(), "call": self.modules.call(),
-                 "args": [reference]}
-            )  # fmt: skip
-            if self.region is not None:
-                self.ops[-1]["region"] = self.region
+            self.ops.append(self.new_row("aten.detach.default", [reference]))
             value = self.table.add(self.table.new_name(), tensor, len(self.ops) - 1)
             value.detached = True
             self.ops[-1]["out"] = [value]
@@ -497,16 +344,16 @@ class Recorder(TorchDispatchMode):
 
     def _leaf(self, tensor: torch.Tensor, value: Value) -> Value:
         """What a script has called requires_grad_() of: the same memory, from which gradients are asked for."""
-        self._row("aten.detach.default", ["%" + value.name])
+        self.ops.append(self.new_row("aten.detach.default", ["%" + value.name]))
         leaf = self.table.add(self.table.new_name(), tensor, self.now)
         leaf.grows = leaf.leaf = True
         self.ops[-1]["out"] = [leaf]
         return leaf
 
-    def _row(self, op: str, args: list[Any]) -> None:
-        self.ops.append({"op": op, "module": self.modules.name(), "call": self.modules.call(), "args": args})
-        if self.region is not None:
-            self.ops[-1]["region"] = self.region
+    def new_row(self, op: str, args: list[Any]) -> dict[str, Any]:
+        """Of an operator that runs now, not yet among `ops`."""
+        row = {"op": op, "module": self.modules.name(), "call": self.modules.call(), "args": args}
+        return row if self.region is None else row | {"region": self.region}
 
     def drop_unused(self, began: int, results: list[torch.Tensor]) -> None:
         """Of the operators from `began` on only those count that these results are made with: autograd's nodes make no gradient that nobody
@@ -525,7 +372,7 @@ class Recorder(TorchDispatchMode):
 
     def enter(self, name: str, args: Any) -> None:
         """The module `name` is called: what comes is in its call, though it has not begun (a `__call__` of its own). A view says so."""
-        given = next((t for t in _tensors(args) if t.device.type != "cpu" and t.is_floating_point()), None)
+        given = next((t for t in tensors_of(args) if t.device.type != "cpu" and t.is_floating_point()), None)
         if given is None:
             return
         row = {"op": "aten.view.default", "module": name, "call": self.modules.next_call(name), "args": [self.reference(given), list(given.shape)]}
@@ -537,22 +384,13 @@ class Recorder(TorchDispatchMode):
         """A tensor that no recorded operator made."""
         if tensor.device.type == "cpu":
             return None
-        row: dict[str, Any] = {"module": self.modules.name(), "call": self.modules.call()}
         if storage is not None:  # a view that was made out of sight
             base = next(iter(storage.references.values()), "") or "%" + storage.values[0].name
-            row |= {
-                "op": "aten.as_strided.default",
-                "args": [base, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()],
-            }
+            row = self.new_row("aten.as_strided.default", [base, list(tensor.shape), list(tensor.stride()), tensor.storage_offset()])
         else:  # a tensor that a module or a closure carries with it
-            row |= {"op": "aten.empty.memory_format", "args": [list(tensor.shape)]}
+            row = self.new_row("aten.empty.memory_format", [list(tensor.shape)])
             if tensor.numel():
-                self.notes.append(
-                    f"{self.place()}: a tensor {_describe(tensor)} that is no parameter, buffer or input is counted as made "
-                    "in every step"
-                )
-        if self.region is not None:
-            row["region"] = self.region
+                self.notes.append(f"{self.place()}: a tensor {describe(tensor)} that is no parameter, buffer or input is counted as made in every step")
         self.ops.append(row)
         value = self.table.add(self.table.new_name(), tensor, len(self.ops) - 1)
         row["out"] = [value]
@@ -582,7 +420,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(value, torch.Tensor):
             if refs.get(id(value)):
                 return refs[id(value)]
-            return self._argument(_host_number(value), refs)
+            return self._argument(host_number(value), refs)
         if isinstance(value, (list, tuple)):
             return [self._argument(v, refs) for v in value]
         if isinstance(value, torch.dtype):
@@ -602,154 +440,6 @@ class Recorder(TorchDispatchMode):
             return "cudnn"
         return str(chosen).split(".")[-1].lower()
 
-    # ----------------------------------------------------------------------------------------------- opaque
-
-    def _unknown(self, func, tensors, results, refs) -> dict[str, Any]:
-        """A custom operator without autograd of its own, or a collective that the script calls."""
-        moved = sum(t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor))
-        # NCCL gathers into one tensor, whose parts are copied to those of the list (ProcessGroupNCCL: newLikeFlat).
-        in_one = sum(t.numel() * t.element_size() for t in tensors[:-1]) if str(func) == "c10d.allgather_.default" else 0
-        return {"saved": [], "bytes_moved": moved, "flops": 0, "workspace_bytes": in_one, "backward": []}
-
-    def write(self, name: str, args: list[torch.Tensor], result: torch.Tensor, frame: Opaque) -> None:
-        """An operator that rules know, in the place of the opaque one that has run."""
-        self.table.watch(self.now)
-        row = {"op": name, "module": self.modules.name(), "call": self.modules.call(), "args": [self.reference(t) for t in args]}
-        if self.region is not None:
-            row["region"] = self.region
-        if kept := sorted({place.name for _, place in frame.asked if place.kept}):
-            row["kwargs"] = {"kept_inside": [{"text": each} for each in kept]}
-        self.ops.append(row)
-        value = self.table.add(self.table.new_name(), result, self.now)
-        value.grows = result.requires_grad
-        row["out"] = [value]
-
-    def begin_opaque(self, name: str, args: Any) -> Opaque:
-        self.table.watch(self.now)
-        places = [
-            (i, t) for i, arg in enumerate(args) for t in _tensors(arg) if t.device.type != "cpu"
-        ]  # a function is differentiable in the tensors among its arguments, not in those inside lists
-        tensors = [t for _, t in places]
-        frame = Opaque(f"opaque.{name}", [self.reference(t) for t in tensors])
-        frame.arguments = [
-            (i, list(t.shape), dtype_name(t.dtype), t.requires_grad and args[i] is t) for i, t in places
-        ]
-        frame.known = {storage_key(t) for t in tensors}
-        frame.tensors = tensors
-        self.opaque = frame
-        return frame
-
-    def end_opaque(self, frame: Opaque, outputs: Any, carried: list[torch.Tensor] | None = None) -> None:
-        """`carried`: tensors that its node holds beside what it has saved: they live as long as the graph."""
-        self.opaque = None
-        tensors, frame.tensors = frame.tensors, []
-        results = tree_flatten(outputs)[0]
-        row: dict[str, Any] = {
-            "op": frame.name,
-            "module": self.modules.name(),
-            "call": self.modules.call(),
-            "args": frame.args,
-        }
-        if self.region is not None:
-            row["region"] = self.region
-        index, all_told = self._write_temporaries(frame, row, results, carried or [])
-        by_storage = {storage_key(t): ref for t, ref in zip(tensors, frame.args)}
-        out, kept = [], 0
-        for result in results:
-            if not isinstance(result, torch.Tensor) or result.device.type == "cpu":
-                out.append(None)
-                continue
-            reference = by_storage.get(storage_key(result), "")
-            if reference.startswith("%"):  # hands its argument on, or changes it in place
-                out.append({"name": reference[1:]})
-                storage = self.table.known_storage(result)
-                self.table.also(result, next(v for v in storage.values if v.name == reference[1:]))
-                continue
-            value = self.table.add(self.table.new_name(), result, index)
-            value.grows = result.requires_grad
-            kept += frame.live.get(storage_key(result), (None, 0))[1]
-            by_storage[storage_key(result)] = "%" + value.name
-            out.append(value)
-        row["out"] = out
-        for tensor in carried or []:
-            key = storage_key(tensor)
-            if tensor.device.type != "cpu" and key not in by_storage and key in frame.live:
-                value = self.table.add_whole(self.table.new_name(), tensor, index)
-                by_storage[key] = "%" + value.name
-                kept += frame.live[key][1]
-                out.append(value)
-        saved: dict[str, Any] = {}
-        for key, shape, dtype, nbytes in frame.saved:
-            reference = by_storage.get(key, "")
-            told: Any = reference[1:]
-            if not reference:
-                told = {"shape": list(shape), "dtype": dtype_name(dtype)}
-                kept += nbytes
-            elif not reference.startswith("%"):
-                frame.places.append(None)
-                continue
-            saved.setdefault(str(told), told)
-            frame.places.append(list(saved).index(str(told)))
-        row["opaque"] = {
-            "saved": list(saved.values()),
-            "bytes_moved": sum(
-                t.numel() * t.element_size() for t in [*tensors, *results] if isinstance(t, torch.Tensor)
-            ),
-            "flops": frame.flops,
-            "workspace_bytes": 0 if all_told else max(0, frame.peak - kept),
-            "backward": [],
-        }
-        if frame.meets:
-            row["kwargs"] = row.get("kwargs", {}) | {"meets": frame.meets}
-        frame.row = row
-
-    def _write_temporaries(self, frame: Opaque, row, results, carried) -> tuple[int, bool]:
-        """The operator's row, and around it what else it had while it ran, in the order in which that came and went: blocks of their
-        own sizes take other room than one of their sum. The row's number, and whether they are all told."""
-        stays = {storage_key(t) for t in [*_tensors(results), *carried]} | {key for key, *_ in frame.saved}
-        last = {key: at for at, (key, nbytes) in enumerate(frame.events) if nbytes > 0}  # a key is used again
-        made = sorted(at for key, at in last.items() if key in stays and key in frame.live)
-        before = len(self.ops)
-        first = next((storage_key(t) for t in _tensors(results)), None)
-        if first in last and last[first] in made:
-            row["kwargs"] = _dispatched(frame.makers[last[first]])
-        if len(frame.events) > _TEMPORARIES or not made:
-            self.ops.append(row)
-            frame.write_places({at: before for at in made})
-            return before, False
-        at_once, rows, row_of = made[-1], [], {}  # what stays is made in one go: when the last of it is
-
-        live: dict[int, Storage] = {}
-        for at, (key, nbytes) in enumerate(frame.events):
-            if at in made:
-                if at == at_once:
-                    rows.append(row)
-            elif nbytes > 0:
-                live[key] = Storage(None, nbytes, born=before + len(rows), death=before + len(rows))
-                value = Value(self.table.new_name(), (nbytes,), torch.uint8, (1,), live[key])
-                live[key].values.append(value)
-                rows.append(
-                    {"op": "aten.empty.memory_format", "module": row["module"], "call": row["call"], "args": [[nbytes]],
-                     "kwargs": {"dtype": {"dtype": "uint8"}} | _dispatched(frame.makers[at]), "out": [value]}
-                )  # fmt: skip
-                row_of[at] = before + len(rows) - 1
-                if "region" in row:
-                    rows[-1]["region"] = row["region"]
-            elif key in live:
-                live.pop(key).death = before + len(rows) - 1
-        for storage in live.values():
-            storage.death = before + len(rows) - 1
-        self.ops.extend(rows)
-        own = before + rows.index(row)
-        frame.write_places(row_of | {at: own for at in made})
-        return own, True
-
-    def begin_opaque_backward(self, name: str, known: list[torch.Tensor]) -> Opaque:
-        """Operators from now on are those of a backward: only what they allocate counts."""
-        self.opaque = Opaque(name, [], known={storage_key(t) for t in known}, forward=False)
-        return self.opaque
-
-
 @functools.cache
 def _without_out(func):
     """The operator that makes its result, of one that writes it into an `out=`."""
@@ -763,36 +453,3 @@ def _without_out(func):
         if not other._schema.is_mutable and [(a.name, str(a.type)) for a in other._schema.arguments] == wanted:
             return other
     return None
-
-
-def _hangs_on_values(func, name: str, args, kwargs) -> bool:
-    """Whether the host would have to know what a card has computed: fake tensors refuse by themselves, a card answers."""
-    if not any(t.device.type == "cuda" for t in _tensors((args, kwargs))):
-        return False
-    if name in HOST_READS:
-        return True
-    if torch.Tag.dynamic_output_shape not in func.tags or name == "aten._ctc_loss.default":  # whose lengths are lists
-        return False
-    if name == "aten.index.Tensor":  # by masks alone
-        return any(t.dtype in (torch.bool, torch.uint8) for t in _tensors(args[1]))
-    return kwargs.get("output_size") is None
-
-
-def _is_settled(tensor: torch.Tensor) -> bool:
-    """Whether its history can be asked for: that of a view whose memory has been written to is made when it is asked for first, which is
-    autograd's to do."""
-    return tensor._version == 0 or not tensor._is_view()
-
-
-def _describe(tensor: torch.Tensor) -> str:
-    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device.type}"
-
-
-def _host_number(tensor: torch.Tensor) -> bool | int | float:
-    """A tensor on the host where the card's operator takes a number: NaN where its value is not there."""
-    constant = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
-    if isinstance(constant, torch.Tensor) and constant.numel() == 1 and constant.device.type == "cpu":
-        with _disable_current_modes():
-            number = constant.item()
-        return number if isinstance(number, (bool, int, float)) else math.nan
-    return math.nan if tensor.dtype.is_floating_point else 0

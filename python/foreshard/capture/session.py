@@ -24,9 +24,9 @@ from .fakes import OWN, Fakes, check_module
 from .functions import Functions
 from .known import runs
 from .modules import ModuleStack
-from .recorder import Recorder, dtype_name
+from .recorder import Recorder
 from .structure import Structure
-from .values import Storage, ValueTable, storage_key
+from .values import Storage, ValueTable, dtype_name, storage_key
 
 _OLDEST = (2, 6)
 _TOLD = 1 << 16  # bytes that a module keeps beside its state

@@ -38,6 +38,39 @@ def literals_of(tensor: torch.Tensor) -> list[Any] | None:
     return flat if all(isinstance(x, (bool, int)) or math.isfinite(x) for x in flat) else None
 
 
+# The format has no unsigned types but uint8: those of the same size stand for them.
+_SAME_SIZE = {"uint64": "int64", "uint32": "int32", "uint16": "int16"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    name = str(dtype).removeprefix("torch.")
+    return _SAME_SIZE.get(name, name)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
+
+
+def describe(tensor: torch.Tensor) -> str:
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)} on {tensor.device.type}"
+
+
+def host_number(tensor: torch.Tensor) -> bool | int | float:
+    """A tensor on the host where the card's operator takes a number: NaN where its value is not there."""
+    constant = getattr(tensor, "constant", None) if isinstance(tensor, FakeTensor) else tensor
+    if isinstance(constant, torch.Tensor) and constant.numel() == 1 and constant.device.type == "cpu":
+        with _disable_current_modes():
+            number = constant.item()
+        return number if isinstance(number, (bool, int, float)) else math.nan
+    return math.nan if tensor.dtype.is_floating_point else 0
+
+
+def is_settled(tensor: torch.Tensor) -> bool:
+    """Whether its history can be asked for: that of a view whose memory has been written to is made when it is asked for first, which is
+    autograd's to do."""
+    return tensor._version == 0 or not tensor._is_view()
+
+
 @dataclass
 class Value:
     """A tensor of the program. Shapes and strides in elements."""

@@ -71,41 +71,18 @@ def _captured(module, found, call):
 
 def _capture(module, found, call):
     import torch
-    import torch.nn.functional as F
     from torch.utils._pytree import tree_map
 
     from foreshard.capture import capture_step
 
     precision = _precision(found)
-    loss = found["loss"]
-
-    def output_of(result):
-        return result if isinstance(result, torch.Tensor) else next(iter(_tensors(result)))
-
-    def loss_of(result):
-        kind = loss["kind"]
-        if kind == "own":
-            return next(leaf for leaf in _tensors(result) if leaf.numel() == 1)
-        out = output_of(result)
-        if kind in ("cross_entropy", "nll"):
-            if loss.get("shifted") and out.dim() == 3:
-                out = out[:, :-1].contiguous()
-            flat = out.flatten(0, -2)
-            target = torch.zeros(flat.shape[0], dtype=torch.int64, device=out.device)
-            flat = flat.float() if loss["float32"] else flat
-            return F.nll_loss(flat, target) if kind == "nll" else F.cross_entropy(flat, target)
-        if kind == "mse":
-            return F.mse_loss(out, torch.zeros_like(out))
-        if kind == "sum":
-            return out.sum()
-        return out.float().mean()
 
     def step(module, args, kwargs):
         cast = torch.autocast("cuda", dtype=getattr(torch, found["autocast"])) if found["autocast"] else contextlib.nullcontext()
         with cast:
             result = module(*args, **kwargs)
-            value = loss_of(result)
-        if not loss["holds_outputs"] and not found["keeps_outputs"]:
+            value = _loss_of(result, found["loss"])
+        if not found["loss"]["holds_outputs"] and not found["keeps_outputs"]:
             del result
         value.backward()
 
@@ -131,11 +108,34 @@ def _capture(module, found, call):
         try:
             return capture_step(module, again, list(given), mixed_precision=precision or None, strict=False, name=found["model_class"], device="fake")
         except Exception as error:
-            note(f"what the script does behind its model cannot be run again ({type(error).__name__}: {error}): {_STANDS.get(loss['kind'], 'a mean')} stands for it")
+            note(f"what the script does behind its model cannot be run again ({type(error).__name__}: {error}): {_STANDS.get(found['loss']['kind'], 'a mean')} stands for it")
     elif script_step.why_not():
-        note(f"what the script does behind its model cannot be run again ({script_step.why_not()}): {_STANDS.get(loss['kind'], 'a mean')} stands for it")
+        note(f"what the script does behind its model cannot be run again ({script_step.why_not()}): {_STANDS.get(found['loss']['kind'], 'a mean')} stands for it")
     return capture_step(module, step, args, kwargs, mixed_precision=precision or None, strict=False, name=found["model_class"],
                         device="fake")  # the script's own process is the virtual device's
+
+
+def _loss_of(result, loss: dict):
+    """What stands for the script's loss: its own where a model returns it, else one of its kind."""
+    import torch
+    import torch.nn.functional as F
+
+    kind = loss["kind"]
+    if kind == "own":
+        return next(leaf for leaf in _tensors(result) if leaf.numel() == 1)
+    out = result if isinstance(result, torch.Tensor) else next(iter(_tensors(result)))
+    if kind in ("cross_entropy", "nll"):
+        if loss.get("shifted") and out.dim() == 3:
+            out = out[:, :-1].contiguous()
+        flat = out.flatten(0, -2)
+        target = torch.zeros(flat.shape[0], dtype=torch.int64, device=out.device)
+        flat = flat.float() if loss["float32"] else flat
+        return F.nll_loss(flat, target) if kind == "nll" else F.cross_entropy(flat, target)
+    if kind == "mse":
+        return F.mse_loss(out, torch.zeros_like(out))
+    if kind == "sum":
+        return out.sum()
+    return out.float().mean()
 
 
 def _precision(found: dict) -> dict:
