@@ -1,52 +1,22 @@
 #include "core/plan/fsdp2/forward.h"
 
 #include <algorithm>
+#include <span>
 
-#include "core/model/module_kind.h"
 #include "core/plan/graph/gradient_leaf.h"
 #include "core/plan/graph/inner_gradients.h"
 
 namespace foreshard::fsdp2 {
 namespace {
 
-/// Operators that take operands of one dtype only.
-bool needs_one_dtype(std::string_view op) {
-  constexpr std::string_view kNames[] = {"aten.linear.", "aten.mm.",     "aten.addmm.",
-                                         "aten.bmm.",    "aten.matmul.", "aten.convolution."};
-  return std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view name) { return op.starts_with(name); });
-}
-
-bool refers_to(const ArgList& args, ValueId value) {
-  return std::any_of(args.begin(), args.end(), [&](const Arg& arg) {
-    const auto* ref = std::get_if<ValueRef>(&arg.value);
-    return ref != nullptr && ref->id == value;
-  });
-}
-
-bool refers_to_param(const ArgList& args) {
-  return std::any_of(args.begin(), args.end(),
-                     [](const Arg& arg) { return std::holds_alternative<ParamRef>(arg.value); });
-}
-
 bool runs_in(const GraphStep& step, std::int32_t iteration) {
   return step.iterations.empty() ||
          std::find(step.iterations.begin(), step.iterations.end(), iteration) != step.iterations.end();
 }
 
-bool has_matrix(const ModuleInfo& module) {
-  const ModuleKind kind = kind_of(module);
-  return kind == ModuleKind::Linear || kind == ModuleKind::Convolution;
-}
-
 }  // namespace
 
-Forward::Forward(Run& run, Gathering& gathering) : run_(run), out_(run.out), gathering_(gathering) {
-  const std::vector<ModuleInfo>& modules = run.model.modules;
-  uses_linear_.assign(modules.size(), false);
-  for (std::size_t m = modules.size(); m-- > 0;) {  // parents stand before their children
-    if (has_matrix(modules[m])) uses_linear_[m] = true;
-    if (uses_linear_[m] && modules[m].parent.valid()) uses_linear_[modules[m].parent.index()] = true;
-  }
+Forward::Forward(Run& run, Gathering& gathering) : run_(run), out_(run.out), gathering_(gathering), products_(run) {
   engine_reads_ = params_of_inner_gradients(run.model, run.graph);
   tensors_.resize(run.graph.tensors.size());
   iter_forward_roots_.resize(run.units.size());
@@ -252,13 +222,17 @@ Result<void> Forward::take_params(const GraphNode& node, Pass pass, Tensor& made
   }
   if (param_dtype >= 0) {
     made.dtype = param_dtype;
-    if (!mixed) {
-      Result<void> fits = check_dtypes(node, made);
-      if (!fits) return fits;
-    }
+    Result<void> fits = mixed ? products_.check_params(node) : check_inputs(node, static_cast<DType>(param_dtype));
+    if (!fits) return fits;
   }
   if (mixed) made.dtype = -1;
   return {};
+}
+
+Result<void> Forward::check_inputs(const GraphNode& node, DType params) {
+  dtypes_.clear();
+  for (const std::int32_t input : node.inputs) dtypes_.push_back(tensors_[static_cast<std::size_t>(input)].dtype);
+  return products_.check_inputs(node, dtypes_, params);
 }
 
 /// A list of modules that are not all called again has no hooks for the calls in between: they find its shards.
@@ -297,29 +271,6 @@ Result<void> Forward::check_inner_gradients(std::int32_t node) const {
                  "one unit around all that is differentiated",
                  "parameter \"" + run_.model.params[param.index()].fqn + "\" in another unit",
                  "leave the model in one unit (fsdp.wrap.policy = \"none\"), or use fsdp.runtime = \"fsdp1\""});
-  }
-  return {};
-}
-
-/// A matrix product of a parameter with an activation of another dtype raises in PyTorch.
-Result<void> Forward::check_dtypes(const GraphNode& node, const Tensor& result) const {
-  for (std::int32_t input : node.inputs) {
-    const std::int8_t dtype = tensors_[static_cast<std::size_t>(input)].dtype;
-    if (dtype < 0 || dtype == result.dtype) continue;
-    bool clashes = node.kind == GraphNode::Kind::Leaf && uses_linear_[node.module.index()];
-    const ValueId value = run_.graph.tensors[static_cast<std::size_t>(input)].value;
-    for (std::int32_t i = node.op_begin; i < node.op_end && !clashes; ++i) {
-      const Op& op = run_.model.ops[static_cast<std::size_t>(i)];
-      clashes = needs_one_dtype(op.name) && refers_to(op.args, value) && refers_to_param(op.args);
-    }
-    if (!clashes) continue;
-    return fail({ErrorCode::Inconsistent,
-                 "a matrix product would get operands of two dtypes",
-                 {},
-                 "module \"" + node.label + "\"",
-                 std::string(dtype_name(static_cast<DType>(result.dtype))) + ", the dtype of its parameters",
-                 std::string(dtype_name(static_cast<DType>(dtype))),
-                 "give the units one param dtype, or an output dtype that fits (F2-27)"});
   }
   return {};
 }
@@ -479,7 +430,21 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
     iter_forward_root(u) = {};
   }
   const std::optional<DType>& dtype = run_.request.table.precision[u.id.index()].output;
-  if (dtype) cast_tensors(outputs, *dtype);
+  if (!dtype) return;
+  if (pass == Pass::Forward && !without_grad) add_casts(outputs, *dtype);
+  cast_tensors(outputs, *dtype);
+}
+
+/// A cast is a node of its own: hooks of a unit around this one, whose output this is too, fire before this one's.
+void Forward::add_casts(const std::vector<std::int32_t>& outputs, DType dtype) {
+  for (const std::int32_t output : outputs) {
+    Tensor& tensor = tensors_[static_cast<std::size_t>(output)];
+    if (!tensor.requires_grad || tensor.node == autograd::kNoNode) continue;
+    if (tensor.dtype < 0 || tensor.dtype == static_cast<std::int8_t>(dtype)) continue;
+    const autograd::Edge made{tensor.node, tensor.slot};
+    tensor.node = run_.autograd.add_node(Cast, -1, Stream::D, 1, std::span(&made, 1));
+    tensor.slot = 0;
+  }
 }
 
 // ---------------------------------------------------------------- recomputation

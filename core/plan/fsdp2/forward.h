@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/plan/fsdp2/gathering.h"
+#include "core/plan/fsdp2/products.h"
 #include "core/plan/fsdp2/run.h"
 
 namespace foreshard::fsdp2 {
@@ -40,7 +41,7 @@ class Forward {
   Result<void> take_params(const GraphNode& node, Pass pass, Tensor& made);
   Result<void> check_gathered(const GraphNode& node) const;
   Result<void> check_inner_gradients(std::int32_t node) const;
-  Result<void> check_dtypes(const GraphNode& node, const Tensor& result) const;
+  Result<void> check_inputs(const GraphNode& node, DType params);
   void pre_forward_hooks(UnitState& u, std::int32_t call, Pass pass);
   void post_forward_hooks(UnitState& u, std::int32_t call, Pass pass);
   void state_pre_forward(UnitState& u, std::int32_t call, Pass pass);
@@ -51,16 +52,18 @@ class Forward {
   void note_post_forward(UnitState& u);
   void register_post_backward(UnitState& u, std::int32_t call);
   void cast_tensors(const std::vector<std::int32_t>& variables, DType dtype);
+  void add_casts(const std::vector<std::int32_t>& outputs, DType dtype);
   std::int32_t last_saving_node(std::int32_t call);
 
   Run& run_;
   InstructionWriter& out_;
   Gathering& gathering_;
   std::vector<std::vector<ParamId>> engine_reads_;  // by GraphNode, see inner_gradients.h
-  std::vector<bool> uses_linear_;                   // by ModuleId: a Linear or convolution in its subtree
-  std::vector<Tensor> tensors_;                     // by GraphTensor
-  std::vector<autograd::Edge> edges_;               // scratch
-  std::vector<UnitId> iter_forward_roots_;          // by root: the unit whose forward began its gathers
+  Products products_;
+  std::vector<Tensor> tensors_;             // by GraphTensor
+  std::vector<autograd::Edge> edges_;       // scratch
+  std::vector<std::int8_t> dtypes_;         // scratch
+  std::vector<UnitId> iter_forward_roots_;  // by root: the unit whose forward began its gathers
   std::int32_t region_ = -1;
   std::int32_t last_saving_ = -1;  // node at which the running recomputation stops
   bool stop_recompute_ = false;

@@ -13,7 +13,7 @@
 
 namespace foreshard::fsdp2 {
 
-enum NodeKind : std::int32_t { Compute, PostBackward, Accumulate };
+enum NodeKind : std::int32_t { Compute, PostBackward, Accumulate, Cast };
 
 /// One run of a compute node of the module graph, so that backward finds it.
 struct Execution {

@@ -235,6 +235,39 @@ TEST(Fsdp2Schedule, ExplicitListsOfTwoKeepThreeAndTwoBuffers) {  // F2-16
   EXPECT_EQ(count_instructions(plan->iterations.back()).all_gather, 7);
 }
 
+/// Units in the order in which backward enters them.
+std::vector<std::string> entered(const Job& job) {
+  const Result<Plan> plan = plan_chain(job);
+  if (!plan) return {plan.error().message};
+  std::vector<std::string> units;
+  for (const Instruction& i : plan->iterations.back().instructions)
+    if (plan->name_of(i.name) == "begin pre_backward") units.push_back(plan->units[i.unit.index()].name);
+  return units;
+}
+
+TEST(Fsdp2Schedule, AHookOnACastOutputFiresBeforeThatOfWhatWasCast) {  // F2-14: the head's output is the root's
+  Job job = chain_job();
+  job.fsdp.wrap.units = {{"b0"}, {"b1"}, {"b2"}, {"head"}};
+  job.fsdp.mixed_precision.param = DType::BFloat16;
+  EXPECT_THAT(entered(job), ElementsAre("head", "", "b2", "b1", "b0"));
+  job.fsdp.mixed_precision.output = DType::Float32;
+  EXPECT_THAT(entered(job), ElementsAre("", "head", "b2", "b1", "b0"));
+  job.fsdp.mixed_precision.output = DType::BFloat16;
+  EXPECT_THAT(entered(job), ElementsAre("head", "", "b2", "b1", "b0")) << "nothing is cast";
+}
+
+TEST(Fsdp2Schedule, AMatrixAndItsBiasOfTwoDtypesAreRefused) {  // F2-27: an ignored parameter keeps its own
+  Job job = chain_job();
+  job.fsdp.mixed_precision.param = DType::BFloat16;
+  job.fsdp.ignored = {"b1.weight"};
+  const Result<Plan> plan = plan_chain(job);
+  ASSERT_FALSE(plan.has_value());
+  EXPECT_THAT(plan.error().message, HasSubstr("operands of two dtypes"));
+  EXPECT_EQ(plan.error().place, "module \"b1\"");
+  job.fsdp.mixed_precision = MixedPrecision::none();
+  EXPECT_TRUE(plan_chain(job).has_value());
+}
+
 TEST(Fsdp2Schedule, NeverBlocksTheHostWithoutOffload) {  // F2-10
   const Result<Plan> plan = plan_chain(chain_job());
   for (const Instruction& i : plan->iterations.back().instructions) {

@@ -1,0 +1,113 @@
+#include "core/plan/fsdp2/products.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+#include <variant>
+
+#include "core/model/module_kind.h"
+#include "core/plan/graph/references.h"
+
+namespace foreshard::fsdp2 {
+namespace {
+
+/// Operators that take operands of one dtype only.
+bool needs_one_dtype(std::string_view op) {
+  constexpr std::string_view kNames[] = {"aten.linear.", "aten.mm.",     "aten.addmm.",
+                                         "aten.bmm.",    "aten.matmul.", "aten.convolution."};
+  return std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view name) { return op.starts_with(name); });
+}
+
+bool refers_to(const ArgList& args, ValueId value) {
+  return std::any_of(args.begin(), args.end(), [&](const Arg& arg) {
+    const auto* ref = std::get_if<ValueRef>(&arg.value);
+    return ref != nullptr && ref->id == value;
+  });
+}
+
+bool refers_to_param(const ArgList& args) {
+  return std::any_of(args.begin(), args.end(),
+                     [](const Arg& arg) { return std::holds_alternative<ParamRef>(arg.value); });
+}
+
+bool has_matrix(const ModuleInfo& module) {
+  const ModuleKind kind = kind_of(module);
+  return kind == ModuleKind::Linear || kind == ModuleKind::Convolution;
+}
+
+tl::unexpected<Error> two_dtypes(const std::string& module, DType expected, DType got, std::string hint) {
+  return fail({ErrorCode::Inconsistent,
+               "a matrix product would get operands of two dtypes",
+               {},
+               "module \"" + module + "\"",
+               std::string(dtype_name(expected)) + ", the dtype of its parameters",
+               std::string(dtype_name(got)),
+               std::move(hint)});
+}
+
+}  // namespace
+
+Products::Products(const Run& run) : run_(run), uses_matrix_(run.model.modules.size(), false) {
+  const std::vector<ModuleInfo>& modules = run.model.modules;
+  for (std::size_t m = modules.size(); m-- > 0;) {  // parents stand before their children
+    if (has_matrix(modules[m])) uses_matrix_[m] = true;
+    if (uses_matrix_[m] && modules[m].parent.valid()) uses_matrix_[modules[m].parent.index()] = true;
+  }
+}
+
+Result<void> Products::check_inputs(const GraphNode& node, const std::vector<std::int8_t>& inputs, DType params) const {
+  for (std::size_t i = 0; i < node.inputs.size(); ++i) {
+    if (inputs[i] < 0 || inputs[i] == static_cast<std::int8_t>(params)) continue;
+    bool clashes = node.kind == GraphNode::Kind::Leaf && uses_matrix_[node.module.index()];
+    const ValueId value = run_.graph.tensors[static_cast<std::size_t>(node.inputs[i])].value;
+    for (std::int32_t at = node.op_begin; at < node.op_end && !clashes; ++at) {
+      const Op& op = run_.model.ops[static_cast<std::size_t>(at)];
+      clashes = needs_one_dtype(op.name) && refers_to(op.args, value) && refers_to_param(op.args);
+    }
+    if (clashes)
+      return two_dtypes(node.label, params, static_cast<DType>(inputs[i]),
+                        "give the units one param dtype, or an output dtype that fits (F2-27)");
+  }
+  return {};
+}
+
+DType Products::dtype_of(ParamId param) const {
+  const ParamSlot& place = run_.slots[static_cast<std::size_t>(run_.slot_of_param[param.index()])];
+  if (!place.unit.valid()) return run_.model.params[param.index()].dtype;
+  return run_.units[place.unit.index()].params[static_cast<std::size_t>(place.index)].dtype;
+}
+
+/// Of numbers: what is packed has operators of its own.
+bool Products::clash(const std::vector<ParamId>& params) const {
+  return std::any_of(params.begin(), params.end(), [&](ParamId param) {
+    return is_floating(dtype_of(param)) && is_floating(dtype_of(params.front())) &&
+           dtype_of(param) != dtype_of(params.front());
+  });
+}
+
+Result<void> Products::check_params(const GraphNode& node) const {
+  const auto refused = [&](const std::string& module, const std::vector<ParamId>& params) {
+    const auto other = std::find_if(params.begin(), params.end(),
+                                    [&](ParamId param) { return dtype_of(param) != dtype_of(params.front()); });
+    return two_dtypes(module, dtype_of(params.front()), dtype_of(*other),
+                      "leave parameter \"" + run_.model.params[other->index()].fqn +
+                          "\" in the unit of its matrix, or ignore both (fsdp.ignored)");
+  };
+  if (node.kind == GraphNode::Kind::Leaf) {
+    for (const ModuleInfo& module : run_.model.modules) {
+      const bool here = module.fqn == node.label || module.fqn.starts_with(node.label + ".");
+      if (here && has_matrix(module) && clash(module.params)) return refused(module.fqn, module.params);
+    }
+  }
+  for (std::int32_t at = node.op_begin; at < node.op_end; ++at) {
+    const Op& op = run_.model.ops[static_cast<std::size_t>(at)];
+    if (!needs_one_dtype(op.name)) continue;
+    std::vector<ParamId> params;
+    for_each_reference(
+        op, [](ValueId) {}, [&](ParamId param) { params.push_back(param); });
+    if (clash(params)) return refused(run_.model.modules[op.module.index()].fqn, params);
+  }
+  return {};
+}
+
+}  // namespace foreshard::fsdp2
