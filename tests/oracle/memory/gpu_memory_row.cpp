@@ -93,9 +93,10 @@ void read_checkpointing(const Json& config, MemoryRow& row) {
   const bool by_operator = mode == "op" || get(given, "alternate_matmuls", false);
   options.policy = by_operator ? CheckpointPolicy::Ops : CheckpointPolicy::Block;
   options.reentrant = get<std::string>(given, "impl", "NO_REENTRANT") == "REENTRANT";
-  // The library checkpoints in a block's __call__: around the hooks of fully_shard, within FSDP1's own module.
-  const bool within = mode == "hf" && get(config.at("fsdp"), "version", 1) == 1;
-  options.outside = get<std::string>(given, "placement", "inside") == "outside" || (mode == "hf" && !within);
+  // The library checkpoints in a block's __call__: around the hooks of fully_shard, within FSDP1's own module. And
+  // fully_shard takes blocks by their class, which their wrappers have not.
+  const bool fsdp2 = get(config.at("fsdp"), "version", 1) == 2;
+  options.outside = get<std::string>(given, "placement", "inside") == "outside" || fsdp2;
   if (mode == "op") {
     const auto every = get<std::int64_t>(given, "mm_every", 2);
     const std::string product = every > 0 ? "mm:" + std::to_string(every) : "mm";
