@@ -349,8 +349,11 @@ class JobWriter {
     made_.job.mesh.tensor = run_.tp;
     if (code_.notes_uses) assume("no block kept until the device has passed the tensor ranks' collectives", true);
     if (starts(run_.source, "torchtitan")) return;
-    made_.job.mesh.loss_parallel = !code_.whole_logits;
-    if (code_.whole_logits) return assume("a table of tokens cut over the tensor ranks", true);
+    if (!code_.tensor_plan.empty()) {
+      made_.job.mesh.loss_parallel = false;
+      made_.job.mesh.plan = code_.tensor_plan;
+      return;
+    }
     assume("sequence and loss parallel beside tensor parallelism", true);
   }
 

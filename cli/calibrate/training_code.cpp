@@ -3,6 +3,7 @@
 #include <array>
 #include <cctype>
 #include <charconv>
+#include <map>
 #include <string_view>
 
 namespace foreshard::cli {
@@ -91,6 +92,23 @@ TrainingCode titan_code(const Moment& moment, bool decoder) {
   return code;
 }
 
+/// kempnerforge/distributed/tensor_parallel.py: every projection gathers its input by itself, the table of tokens is
+/// whole, the head's output layout is Replicate().
+std::map<std::string, std::string> kempner_plan() {
+  return {{"model.embed_tokens", "replicate"},
+          {"model.layers.*.input_layernorm", "sequence"},
+          {"model.layers.*.self_attn.q_proj", "colwise"},
+          {"model.layers.*.self_attn.k_proj", "colwise"},
+          {"model.layers.*.self_attn.v_proj", "colwise"},
+          {"model.layers.*.self_attn.o_proj", "rowwise"},
+          {"model.layers.*.post_attention_layernorm", "sequence"},
+          {"model.layers.*.mlp.gate_proj", "colwise"},
+          {"model.layers.*.mlp.up_proj", "colwise"},
+          {"model.layers.*.mlp.down_proj", "rowwise"},
+          {"model.norm", "sequence"},
+          {"lm_head", "head"}};
+}
+
 }  // namespace
 
 TrainingCode training_code(const std::string& source, bool decoder) {
@@ -103,8 +121,7 @@ TrainingCode training_code(const std::string& source, bool decoder) {
   return {.name = transformers ? "Transformers" : "Transformers, for code of its own",
           // llm-foundry's fused loss works in place; other scripts name the logits until backward is over.
           .drops_logits = source.starts_with("llm-foundry"),
-          // Its head's output layout is Replicate() (kempnerforge/distributed/tensor_parallel.py).
-          .whole_logits = source.starts_with("KempnerForge")};
+          .tensor_plan = source.starts_with("KempnerForge") ? kempner_plan() : std::map<std::string, std::string>{}};
 }
 
 }  // namespace foreshard::cli

@@ -2,6 +2,7 @@
 // a pull request or a month; torchtitan's history says what held then. Pure functions of text.
 #pragma once
 
+#include <map>
 #include <string>
 
 namespace foreshard::cli {
@@ -12,9 +13,9 @@ struct TrainingCode {
   bool titan_model = false;  // torchtitan's Llama, not the class of Transformers
   bool fused_norm = false;   // its RMSNorm is one kernel
   bool norm_open = false;    // its configuration offers that kernel and the norm written out: the source says neither
-  bool casts_in_model = false;  // the model returns float32 logits; else the loss casts them
-  bool drops_logits = true;     // before backward
-  bool whole_logits = false;    // tensor parallelism: the head's are gathered before the loss
+  bool casts_in_model = false;                     // the model returns float32 logits; else the loss casts them
+  bool drops_logits = true;                        // before backward
+  std::map<std::string, std::string> tensor_plan;  // MeshOptions::plan over tensor ranks; empty: torchtitan's
   bool expandable_segments = false;
   bool early_fsdp2 = false;  // FSDP2 copied gradients in on the reduction's stream (fsdp.quirks = "torch-2.4")
   bool notes_uses = false;   // collectives of tensor ranks keep blocks until the device has passed them (record_stream)

@@ -61,8 +61,8 @@ TEST(TrainingCode, OfOthersIsTransformers) {
   EXPECT_FALSE(of("llama-cookbook docs").titan_model);
   EXPECT_FALSE(of("KempnerForge README").drops_logits);
   EXPECT_TRUE(of("llm-foundry README").drops_logits);
-  EXPECT_TRUE(of("KempnerForge benchmarks/mfu_scaling").whole_logits);
-  EXPECT_FALSE(of("llm-foundry README").whole_logits);
+  EXPECT_EQ(of("KempnerForge benchmarks/mfu_scaling").tensor_plan.at("model.embed_tokens"), "replicate");
+  EXPECT_TRUE(of("llm-foundry README").tensor_plan.empty());
   EXPECT_FALSE(training_code("torchtitan PR 1690", /*decoder=*/false).titan_model);
 }
 
