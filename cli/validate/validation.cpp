@@ -335,12 +335,12 @@ Result<LoweredProgram> lower_run(const Model& model, const Plan& plan, const Mea
   if (!checkpointed) return fail(checkpointed.error());
   LoweringOptions options = lowering_options(profile, job.job);
   options.keep_only_needed = job.compiled;
-  options.hold_outputs = job.hold_logits;
+  options.hold_outputs = job.hold_logits && !job.hold_float_logits;
   const auto ranges = segment_ranges(model, plan, *checkpointed);
   const std::vector<bool> trainable = differentiated_params(*table, job.job.fsdp.runtime);
-  if (!job.hold_float_logits) return lower(model, ranges, trainable, options);
-  options.hold_outputs = false;
-  return lower(naming_float_logits(model), ranges, trainable, options);
+  auto lowered = lower(job.hold_float_logits ? naming_float_logits(model) : model, ranges, trainable, options);
+  if (lowered && job.compiled) return fuse_pointwise(*lowered, model, ranges);
+  return lowered;
 }
 
 }  // namespace
@@ -366,7 +366,6 @@ Result<PredictedRun> predict_run(const MeasuredRun& run, const MeasuredJob& job)
   if (!plan) return fail(plan.error());
   auto lowered = lower_run(*model, *plan, job, *profile);
   if (!lowered) return fail(lowered.error());
-  if (job.compiled) *lowered = fuse_pointwise(*lowered);
   SimulateOptions options = simulate_options(job.job);
   options.per_kernel = false;
   auto prediction = simulate(*plan, *model, *lowered, job.job, *profile, options);

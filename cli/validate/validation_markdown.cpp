@@ -31,8 +31,8 @@ A trailing `*` stands for the sizes of a sweep that are even powers of two. Fitt
 - **D rows** (DLRover): the level of the allocated peak is half of what they print, and PyTorch's own allocator with the published
   settings does not reach it either. bf16 autocast (its weight cache, its casts) is not modelled and the source does not say what
   else was alive. The difference between the two rows, 12 P/N, is exact.
-- **Compiled rows**: pointwise chains are fused and made again in backward; Inductor's cut is finer than that, and the loss is taken
-  as compiled although some scripts leave it eager.
+- **Compiled rows**: pointwise kernels fuse along the recorded order, and backward makes again what Inductor's partitioner would; the
+  loss is taken as compiled although some scripts leave it eager.
 - **Small batches of captured graphs** (G01 to G02, G04 to G05): a tenth less time per token with the larger batch was measured; the start, ramp
   and drain of every kernel, which is all that is known to be paid once, explains little of that.
 - **The norm of torchtitan before April 2025** was one kernel or several as its configuration said. Without recomputation that

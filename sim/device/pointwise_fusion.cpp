@@ -3,14 +3,10 @@
 #include <algorithm>
 #include <set>
 
+#include "sim/device/made_again.h"
+
 namespace foreshard {
 namespace {
-
-bool fuses(const Kernel& kernel) {
-  if (kernel.collective != KernelCollective::None) return false;
-  return kernel.kind == KernelClass::Elementwise || kernel.kind == KernelClass::Reduction ||
-         kernel.kind == KernelClass::Copy || kernel.launches == 0;
-}
 
 /// Builds the fused list of one pass.
 class Fusion {
@@ -21,7 +17,7 @@ class Fusion {
     const std::size_t count = list_.kernels.size();
     for (std::size_t begin = 0; begin < count;) {
       std::size_t end = begin;
-      while (end < count && fuses(list_.kernels[end])) ++end;
+      while (end < count && is_fusible(list_.kernels[end])) ++end;
       if (end - begin < 2) {
         copy(list_.kernels[begin]);
         ++begin;
@@ -140,36 +136,34 @@ void put_events(KernelList& list, const std::vector<KernelEvents>& events) {
   }
 }
 
-/// Storages that pointwise kernels make in `made` and backward lets go of: they live until the next product has read
-/// them, and again for the kernel of backward that is the last to use them.
-void make_again(KernelList& made, KernelList& backward) {
+/// Storages that backward makes again: they live until the next product has read them, and again for the kernel of
+/// backward that is the last to use them.
+void make_again(KernelList& made, KernelList& backward, const std::vector<std::int32_t>& again) {
   std::vector<KernelEvents> forth = events_by_kernel(made), back = events_by_kernel(backward);
-  for (std::size_t k = 0; k < forth.size(); ++k) {
-    if (!fuses(made.kernels[k])) continue;
-    const std::vector<MemoryEvent> allocated = forth[k].before;
-    for (const MemoryEvent& event : allocated) {
-      if (!event.alloc) continue;
-      const MemoryEvent release{event.slot, false};
-      const auto holds = [&release](const KernelEvents& e) {
-        return std::find(e.after.begin(), e.after.end(), release) != e.after.end() ||
-               std::find(e.before.begin(), e.before.end(), release) != e.before.end();
-      };
-      if (std::any_of(forth.begin(), forth.end(), holds)) continue;  // not saved
-      const auto user = std::find_if(back.begin(), back.end(), holds);
-      if (user == back.end()) continue;  // another segment's
-      std::size_t product = k + 1;
-      while (product < made.kernels.size() && fuses(made.kernels[product])) ++product;
-      if (product == made.kernels.size()) continue;  // the pass's result
-      forth[product].after.push_back(release);
-      user->before.insert(user->before.begin(), {event.slot, true});
-    }
+  for (const std::int32_t slot : again) {
+    const MemoryEvent allocation{slot, true}, release{slot, false};
+    const auto holds = [](const std::vector<MemoryEvent>& events, const MemoryEvent& event) {
+      return std::find(events.begin(), events.end(), event) != events.end();
+    };
+    const auto maker = std::find_if(forth.begin(), forth.end(),
+                                    [&](const KernelEvents& events) { return holds(events.before, allocation); });
+    const auto user = std::find_if(back.begin(), back.end(), [&](const KernelEvents& events) {
+      return holds(events.after, release) || holds(events.before, release);
+    });
+    if (maker == forth.end() || user == back.end()) continue;
+    auto product = static_cast<std::size_t>(maker - forth.begin()) + 1;
+    while (product < made.kernels.size() && is_fusible(made.kernels[product])) ++product;
+    if (product == made.kernels.size()) continue;  // the pass's result
+    forth[product].after.push_back(release);
+    user->before.insert(user->before.begin(), allocation);
   }
   put_events(made, forth);
   put_events(backward, back);
 }
 
-void fuse_segment(SegmentTemplate& segment) {
-  make_again(segment.recompute.kernels.empty() ? segment.forward : segment.recompute, segment.backward);
+void fuse_segment(SegmentTemplate& segment, const Model& model, const SegmentRange& range) {
+  KernelList& made = segment.recompute.kernels.empty() ? segment.forward : segment.recompute;
+  make_again(made, segment.backward, slots_made_again(model, range, made, segment.backward));
   segment.forward = Fusion(segment.forward, segment.slots).run();
   segment.recompute = Fusion(segment.recompute, segment.slots).run();
   segment.backward = Fusion(segment.backward, segment.slots).run();
@@ -188,26 +182,40 @@ bool is_in_block(const Model& model, const SegmentRange& range) {
   return false;
 }
 
+/// By template: the first of the segments that it was made of; -1: of none.
+std::vector<std::int32_t> first_segments(const LoweredProgram& program) {
+  std::vector<std::int32_t> first(program.templates.size(), -1);
+  for (std::size_t i = program.instances.size(); i-- > 0;)
+    first[static_cast<std::size_t>(program.instances[i].lowered)] = static_cast<std::int32_t>(i);
+  return first;
+}
+
+LoweredProgram fuse(const LoweredProgram& program, const Model& model, const std::vector<SegmentRange>& segments,
+                    const std::vector<bool>& chosen) {
+  LoweredProgram fused = program;
+  const std::vector<std::int32_t> first = first_segments(program);
+  for (std::size_t t = 0; t < fused.templates.size(); ++t) {
+    if (chosen[t] && first[t] >= 0)
+      fuse_segment(fused.templates[t], model, segments[static_cast<std::size_t>(first[t])]);
+  }
+  return fused;
+}
+
 }  // namespace
 
-LoweredProgram fuse_pointwise(const LoweredProgram& program) {
-  LoweredProgram fused = program;
-  for (SegmentTemplate& segment : fused.templates) fuse_segment(segment);
-  return fused;
+LoweredProgram fuse_pointwise(const LoweredProgram& program, const Model& model,
+                              const std::vector<SegmentRange>& segments) {
+  return fuse(program, model, segments, std::vector<bool>(program.templates.size(), true));
 }
 
 LoweredProgram compile_blocks(const LoweredProgram& program, const Model& model,
                               const std::vector<SegmentRange>& segments) {
-  std::vector<bool> fuses(program.templates.size(), true), used(program.templates.size(), false);
+  std::vector<bool> chosen(program.templates.size(), true);
   for (std::size_t i = 0; i < program.instances.size() && i < segments.size(); ++i) {
     const auto lowered = static_cast<std::size_t>(program.instances[i].lowered);
-    used[lowered] = true;
-    fuses[lowered] = fuses[lowered] && is_in_block(model, segments[i]);
+    chosen[lowered] = chosen[lowered] && is_in_block(model, segments[i]);
   }
-  LoweredProgram compiled = program;
-  for (std::size_t t = 0; t < fuses.size(); ++t)
-    if (used[t] && fuses[t]) fuse_segment(compiled.templates[t]);
-  return compiled;
+  return fuse(program, model, segments, chosen);
 }
 
 }  // namespace foreshard

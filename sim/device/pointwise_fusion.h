@@ -1,9 +1,8 @@
 // What torch.compile does to a lowered program, as far as time and memory see it: runs of pointwise and reduction
 // kernels between two matrix products become one kernel each, storages that live only inside such a run are never made,
-// and what pointwise kernels made is not saved for backward but made again there.
+// and what backward can make again is not saved (sim/device/made_again.h).
 //
-// An approximation of Inductor: it fuses along the recorded order, does not move work across a product, and makes again
-// whatever a product did not make (its partitioner cuts where least is saved, which mostly comes to the same). A pure
+// An approximation of Inductor: it fuses along the recorded order and does not move work across a product. A pure
 // function; templates and slots keep their numbers.
 #pragma once
 
@@ -11,10 +10,12 @@
 
 namespace foreshard {
 
-LoweredProgram fuse_pointwise(const LoweredProgram& program);
+/// Of a program that was lowered from `segments` of the model.
+LoweredProgram fuse_pointwise(const LoweredProgram& program, const Model& model,
+                              const std::vector<SegmentRange>& segments);
 
-/// The same of the repeated blocks alone: what torch.compile of each block makes of a program that was lowered from
-/// `segments`. A template that something else runs too stays as it is.
+/// The same of the repeated blocks alone: what torch.compile of each block makes of it. A template that something else
+/// runs too stays as it is.
 LoweredProgram compile_blocks(const LoweredProgram& program, const Model& model,
                               const std::vector<SegmentRange>& segments);
 
