@@ -28,6 +28,10 @@ constexpr Change kOneNorm{985, 202503};  // PyTorch's own from here on, and no c
 /// PyTorch's nightly builds from then on: "Ran reduce-scatter copy-in in default stream" (pytorch/pytorch#129721).
 constexpr Change kCopiesOnCompute{435, 202407};
 
+/// Hopper's rates in what was published before this month are a half to three quarters of what cards reach since
+/// (profiles/h100-sxm-80-2023.toml).
+constexpr int kNewKernels = 202407;
+
 /// When the code was: 0 where the source does not say.
 struct Moment {
   int pull_request = 0;
@@ -117,11 +121,14 @@ TrainingCode training_code(const std::string& source, bool decoder) {
     if (moment.known()) return titan_code(moment, decoder);
     return {.name = "torchtitan of an unknown time", .titan_model = decoder};
   }
+  const int month = month_in(source);
   const bool transformers = source.find("atorch") != std::string::npos || source.starts_with("llama-cookbook");
   return {.name = transformers ? "Transformers" : "Transformers, for code of its own",
           // llm-foundry's fused loss works in place; other scripts name the logits until backward is over.
           .drops_logits = source.starts_with("llm-foundry"),
-          .tensor_plan = source.starts_with("KempnerForge") ? kempner_plan() : std::map<std::string, std::string>{}};
+          .tensor_plan = source.starts_with("KempnerForge") ? kempner_plan() : std::map<std::string, std::string>{},
+          // The table of llm-foundry's README is of 2023.
+          .old_kernels = source.starts_with("llm-foundry") || (month > 0 && month < kNewKernels)};
 }
 
 }  // namespace foreshard::cli

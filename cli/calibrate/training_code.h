@@ -21,6 +21,7 @@ struct TrainingCode {
   bool notes_uses = false;   // collectives of tensor ranks keep blocks until the device has passed them (record_stream)
   bool head_unit = false;    // embedding and head are units; not the last block but the head stays gathered
   bool chunked_loss = false;  // the configuration's own, where the row says no more than "chunked"
+  bool old_kernels = false;   // products and attention as cuBLAS and FlashAttention had them before mid-2024
   bool operator==(const TrainingCode&) const = default;
 };
 

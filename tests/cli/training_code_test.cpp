@@ -63,6 +63,12 @@ TEST(TrainingCode, OfOthersIsTransformers) {
   EXPECT_TRUE(of("llm-foundry README").drops_logits);
   EXPECT_EQ(of("KempnerForge benchmarks/mfu_scaling").tensor_plan.at("model.embed_tokens"), "replicate");
   EXPECT_TRUE(of("llm-foundry README").tensor_plan.empty());
+}
+
+TEST(TrainingCode, OfOldKernelsHasAProfileOfItsOwn) {
+  EXPECT_TRUE(of("llm-foundry scripts/train/benchmarking/README").old_kernels);
+  EXPECT_TRUE(of("fms-fsdp README and PyTorch blog 2024-03").old_kernels);
+  EXPECT_FALSE(of("NVIDIA-NeMo Automodel docs/performance-summary.mdx at 36044ad3d").old_kernels);
   EXPECT_FALSE(training_code("torchtitan PR 1690", /*decoder=*/false).titan_model);
 }
 
