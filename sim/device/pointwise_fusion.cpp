@@ -183,9 +183,9 @@ bool is_in_block(const Model& model, const SegmentRange& range) {
 }
 
 /// By template: the first of the segments that it was made of; -1: of none.
-std::vector<std::int32_t> first_segments(const LoweredProgram& program) {
+std::vector<std::int32_t> first_segments(const LoweredProgram& program, std::size_t segments) {
   std::vector<std::int32_t> first(program.templates.size(), -1);
-  for (std::size_t i = program.instances.size(); i-- > 0;)
+  for (std::size_t i = std::min(program.instances.size(), segments); i-- > 0;)
     first[static_cast<std::size_t>(program.instances[i].lowered)] = static_cast<std::int32_t>(i);
   return first;
 }
@@ -193,7 +193,7 @@ std::vector<std::int32_t> first_segments(const LoweredProgram& program) {
 LoweredProgram fuse(const LoweredProgram& program, const Model& model, const std::vector<SegmentRange>& segments,
                     const std::vector<bool>& chosen) {
   LoweredProgram fused = program;
-  const std::vector<std::int32_t> first = first_segments(program);
+  const std::vector<std::int32_t> first = first_segments(program, segments.size());
   for (std::size_t t = 0; t < fused.templates.size(); ++t) {
     if (chosen[t] && first[t] >= 0)
       fuse_segment(fused.templates[t], model, segments[static_cast<std::size_t>(first[t])]);

@@ -28,7 +28,7 @@ def main():
     shipped = (pathlib.Path(profiles) / "h100-sxm-80.toml").read_text()
     machine = folder / "recorded_machine.toml"
     machine.write_text(
-        shipped.replace("bfloat16 = 565", "bfloat16 = 380").replace("attention_share = 0.42", "attention_share = 0.3")
+        shipped.replace("bfloat16 = 794.5", "bfloat16 = 380").replace("attention_share = 0.68", "attention_share = 0.3")
         .replace("hbm_share = 0.7", "hbm_share = 0.55")
     )
     assert machine.read_text() != shipped

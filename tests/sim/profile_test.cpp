@@ -63,8 +63,8 @@ TEST(Profile, EveryNumberHasASource) {
   }
 }
 
-TEST(Profile, TheUnknownH100IsTheSxmCardWithAWiderInterval) {
-  auto sxm = load_profile("h100-sxm-80");
+TEST(Profile, TheUnknownH100IsTheSlowerSxmCardWithAWiderInterval) {
+  auto sxm = load_profile("h100-sxm-80-2023");
   const auto any = load_profile("h100");
   ASSERT_TRUE(sxm.has_value() && any.has_value());
   EXPECT_GT(any->interval, sxm->interval);
