@@ -594,6 +594,21 @@ class Programs(unittest.TestCase):
 
         return capture(Speech(), torch.empty(9, 3, 6), torch.zeros(3, 4, dtype=torch.int64), loss=torch.sum)
 
+    def test_a_loss_of_logits_has_its_targets_type(self):
+        """ATen begins with (1 - target).mul_(input)."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Linear(4, 4)
+
+            def forward(self, x, y):
+                return F.binary_cross_entropy_with_logits(self.f(x), y, reduction="none")
+
+        model = capture(Net(), torch.empty(3, 4), torch.empty(3, 4, dtype=torch.bfloat16), loss=lambda out: out.mean())
+        (op,) = ops(model, "binary_cross_entropy_with_logits")
+        self.assertEqual((op["out"][0]["dtype"], op["out"][0]["shape"]), ("bfloat16", [3, 4]))
+
     def test_ctc_takes_the_lengths_that_the_host_knows(self):
         """They lie on the host in most scripts; fake tensors refuse that, a card does not."""
         for seen, said in (((9, 9, 7), (2, 3, 1)), (torch.tensor([9, 9, 7]), torch.tensor([2, 3, 1]))):

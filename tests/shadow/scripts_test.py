@@ -150,6 +150,14 @@ class Shadow(unittest.TestCase):
         self.assertEqual(job["train"]["optimizer"]["impl"], "for_loop")
         self.assertEqual(job["train"]["optimizer"]["parts"], [{"params": ["judge.*"], "name": "sgd", "weight_decay": 0.0, "momentum": 0.9}])
 
+    def test_gradients_of_outputs_come_before_those_of_the_model(self):
+        """The first backward reaches outputs alone; the last step ends inside of an evaluation's inference_mode."""
+        answer, job = self.watch("turns.py", "cached", flags=("--world", "8"))
+        self.assert_as_planned(answer)
+        self.assertEqual(job["train"]["micro_batches"], 2)
+        self.assertFalse(any("stands for it" in note for note in answer["notes"]), answer["notes"])
+        self.assertTrue(any("an evaluation" in note for note in answer["notes"]), answer["notes"])
+
     def test_blocks_that_fsdp1_wraps_twice(self):
         answer, job = self.watch("turns.py", "twice", flags=("--world", "8"))
         self.assert_as_planned(answer)

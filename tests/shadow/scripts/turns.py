@@ -80,6 +80,25 @@ def together(maker, judge, args):
             each.zero_grad()
 
 
+def cached(model, _, args):
+    """Representations first, without a graph; their gradients, then the model again by pieces (GradCache). Behind each step an evaluation."""
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    for _ in range(10):
+        model.train()
+        rows = torch.randn(1024, 64, device="cuda")
+        with torch.no_grad():
+            made = torch.cat([model(piece) for piece in rows.chunk(2)]).float()
+        made.requires_grad_()
+        F.cross_entropy(made @ made.t(), torch.arange(1024, device="cuda")).backward()
+        for piece, gradient in zip(rows.chunk(2), made.grad.chunk(2)):
+            (model(piece).float() * gradient).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.eval()
+        with torch.inference_mode():
+            model(rows[:8])
+
+
 def alone(model, _, args):
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     for _ in range(10):
@@ -90,12 +109,14 @@ def alone(model, _, args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("loop", choices=("in_turns", "together", "twice"))
+    parser.add_argument("loop", choices=("in_turns", "together", "twice", "cached"))
     parser.add_argument("--fsdp", type=int, default=2)
     args = parser.parse_args()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if args.loop == "twice":
         alone(wrapped_twice(Net(64, 256, 3)), None, args)
+    elif args.loop == "cached":
+        cached(sharded(Net(64, 256, 3), args.fsdp), None, args)
     else:
         {"in_turns": in_turns, "together": together}[args.loop](sharded(Net(64, 256, 3), args.fsdp), sharded(Net(256, 1, 2), args.fsdp), args)
