@@ -550,7 +550,7 @@ def _finish(turn: int) -> None:
     _found["zero_grad"] = _zero_grad()
     stepped = _optimizers_of(_root(), turn)
     _tell_optimizers(turn, stepped)
-    _found["beside"] = beside.found(_root(), script_step.given_storages(), stepped) + _gradients.get("behind", 0)
+    _found["beside"] = beside.found(_root(), script_step.given_storages(), stepped, _gradients.get("behind", {}))
     _found["allocator"] = _allocator()
     _found["clip"] = _clip or 0.0
     _found["scaler"] = _scaler

@@ -274,7 +274,7 @@ class _Steps:
         repeats = turn < len(self._turns)
         if not repeats:
             self._turns.append(set(self._stepped))
-        several = self.is_first and not repeats and _others_than(self._stepped)
+        several = self.is_first and not repeats and _others_than(set().union(*self._turns))
         _watcher.turn_ends(turn, not (repeats and self.is_first), several)
         self.is_first = several
         self._told = not several
@@ -300,7 +300,7 @@ class _Steps:
 
 
 def _others_than(stepped: set[int]) -> bool:
-    """Whether there is an optimizer that has not stepped."""
+    """Whether there is an optimizer that has not stepped in any turn."""
     from torch.optim import Optimizer
 
     return any(issubclass(type(each), Optimizer) and id(each) not in stepped for each in gc.get_objects())

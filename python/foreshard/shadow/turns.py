@@ -119,7 +119,6 @@ def _storage(tensor) -> tuple[int, int]:
     return storage.data_ptr(), -(-storage.nbytes() // 512) * 512
 
 
-def untouched(gradients: list[tuple]) -> int:
-    """Bytes of those that this turn has added nothing to: they lie beside."""
-    left = [(address, size) for tensor, version, address, size in gradients if tensor() is not None and tensor()._version == version]
-    return sum(dict(left).values())
+def untouched(gradients: list[tuple]) -> dict[int, int]:
+    """Bytes by address of those that this turn has added nothing to: they lie beside."""
+    return {address: size for tensor, version, address, size in gradients if tensor() is not None and tensor()._version == version}
