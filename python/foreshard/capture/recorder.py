@@ -718,7 +718,7 @@ class Recorder(TorchDispatchMode):
             frame.write_places({at: before for at in made})
             return before, False
         at_once, rows, row_of = made[-1], [], {}  # what stays is the row's: when the last of it is made
-        early = self._made_before_others(frame, made)
+        early = _made_before_others(frame, made)
 
         live: dict[int, Storage] = {}
         for at, (key, nbytes) in enumerate(frame.events):
@@ -747,17 +747,17 @@ class Recorder(TorchDispatchMode):
         frame.write_places(row_of | {at: own for at in made})
         return own, True
 
-    @staticmethod
-    def _made_before_others(frame: Opaque, made: list[int]) -> set[int]:
-        """Storages that stay and are there while others come and go (a gradient that chunks are added to): until the row makes them, room
-        of their size stands for them."""
-        between = [at for at, (_, nbytes) in enumerate(frame.events) if nbytes > 0 and at not in made and at < made[-1]]
-        return {frame.events[at][0] for at in made[:-1] if between and at < between[-1]}
-
     def begin_opaque_backward(self, name: str, known: list[torch.Tensor]) -> Opaque:
         """Operators from now on are those of a backward: only what they allocate counts."""
         self.opaque = Opaque(name, [], known={storage_key(t) for t in known}, forward=False)
         return self.opaque
+
+
+def _made_before_others(frame: Opaque, made: list[int]) -> set[int]:
+    """Storages that stay and are there while others come and go (a gradient that chunks are added to): until the row makes them, room
+    of their size stands for them."""
+    between = [at for at, (_, nbytes) in enumerate(frame.events) if nbytes > 0 and at not in made and at < made[-1]]
+    return {frame.events[at][0] for at in made[:-1] if between and at < between[-1]}
 
 
 @functools.cache
