@@ -215,10 +215,19 @@ struct OptimizerOptions {
   double momentum = 0.0;                // sgd, rmsprop
   double alpha = 0.99;                  // rmsprop: of the average of squares
   bool centered = false;                // rmsprop: squares around the average gradient
+  bool amsgrad = false;                 // adamw: the largest of its second moments is kept too
   bool decoupled_weight_decay = false;  // nadam, radam: the parameter decays, not its gradient
   OptimizerImpl impl = OptimizerImpl::Foreach;
   OptimizerLibrary library = OptimizerLibrary::Auto;  // adafactor: of two with one name
   bool operator==(const OptimizerOptions&) const = default;
+};
+
+/// train.optimizer.parts: of parameters that another optimizer steps in the same step, or none in this one.
+struct OptimizerPart {
+  std::vector<std::string> params;  // patterns
+  bool steps = true;                // false: they wait for a step of their own, with their gradients
+  OptimizerOptions options;
+  bool operator==(const OptimizerPart&) const = default;
 };
 
 /// Whether Adafactor is Transformers' (scale_parameter and relative_step off): that is a loop, and what a loop means
@@ -273,6 +282,7 @@ struct TrainOptions {
   bool no_sync = false;
   std::string init = "default";  // values of parameters without: default | normal:STD | zeros
   OptimizerOptions optimizer;
+  std::vector<OptimizerPart> optimizer_parts;  // the first that names a parameter has it
   ScheduleOptions schedule;
   double clip_grad_norm = 1.0;  // 0 = off
   GradScalerOptions grad_scaler;

@@ -221,6 +221,7 @@ struct PlanUnit {
   std::vector<FlatEntry> flat;                // fsdp1
   std::vector<ShardedParam> sharded;          // fsdp2
   ReshardAfterForward reshard_after_forward;  // fsdp2, resolved
+  bool wrapped_twice = false;                 // fsdp1: in a wrapper that has nothing to gather and is its root
   bool operator==(const PlanUnit&) const = default;
 };
 

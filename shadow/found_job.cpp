@@ -76,6 +76,10 @@ class Finder {
 
  private:
   Job& job() { return found_.job; }
+  /// Else its model is built from a config.
+  bool captured() const {
+    return setting_.model_file.starts_with("model") && !setting_.model_file.starts_with("model-config");
+  }
 
   void beyond(std::string kind, std::string where, std::string script, std::string plan, std::string text) {
     found_.beyond.push_back({std::move(kind), std::move(where), std::move(script), std::move(plan), std::move(text)});
@@ -121,7 +125,7 @@ class Finder {
              "a rank's part of a sequence is one piece in the script; the plan balances causal attention");
   }
 
-  void train() {
+  void read_optimizer(const FoundOptimizer& found, OptimizerOptions& optimizer) {
     static const std::map<std::string, OptimizerKind> kKnown = {
         {"AdamW", OptimizerKind::AdamW},  {"Adam", OptimizerKind::AdamW},
         {"SGD", OptimizerKind::Sgd},      {"Adafactor", OptimizerKind::Adafactor},
@@ -129,12 +133,10 @@ class Finder {
         {"NAdam", OptimizerKind::NAdam},  {"Adagrad", OptimizerKind::Adagrad},
         {"RAdam", OptimizerKind::RAdam},  {"RMSprop", OptimizerKind::RMSprop},
         {"Adamax", OptimizerKind::Adamax}};
-    const FoundOptimizer& found = setting_.optimizer;
-    OptimizerOptions& optimizer = job().train.optimizer;
     if (const auto known = kKnown.find(found.name); known != kKnown.end()) {
       optimizer.name = known->second;
     } else {
-      unknown_optimizer(found);
+      unknown_optimizer(found, optimizer);
     }
     if (optimizer.name == OptimizerKind::Adafactor && !found.library.empty())
       optimizer.library = found.library == "transformers" ? OptimizerLibrary::Transformers : OptimizerLibrary::Torch;
@@ -145,6 +147,7 @@ class Finder {
     if (optimizer.name == OptimizerKind::RMSprop) optimizer.alpha = found.alpha, optimizer.centered = found.centered;
     if (optimizer.name == OptimizerKind::NAdam || optimizer.name == OptimizerKind::RAdam)  // AdamW says it of itself
       optimizer.decoupled_weight_decay = found.decoupled_weight_decay;
+    optimizer.amsgrad = found.amsgrad && optimizer.name == OptimizerKind::AdamW;
     if (found.betas.size() >= 2) optimizer.beta1 = found.betas[0], optimizer.beta2 = found.betas[1];
     static const std::map<std::string, OptimizerImpl> kImpls = {
         {"fused", OptimizerImpl::Fused},
@@ -153,6 +156,24 @@ class Finder {
         {"in_backward_foreach", OptimizerImpl::InBackwardForeach}};
     const auto impl = kImpls.find(found.impl);
     optimizer.impl = impl == kImpls.end() ? OptimizerImpl::Foreach : impl->second;
+  }
+
+  /// Others that step in the same step, and what nothing steps in it.
+  void optimizer_parts() {
+    for (const FoundOptimizer& other : setting_.others) {
+      OptimizerPart& part = job().train.optimizer_parts.emplace_back();
+      part.params = other.params;
+      read_optimizer(other, part.options);
+    }
+    if (setting_.waiting.empty()) return;
+    OptimizerPart& waits = job().train.optimizer_parts.emplace_back();
+    waits.params = setting_.waiting;
+    waits.steps = false;
+  }
+
+  void train() {
+    read_optimizer(setting_.optimizer, job().train.optimizer);
+    optimizer_parts();
     job().train.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(run_.steps.size()));
     job().train.micro_batches = std::max<std::int64_t>(1, setting_.micro_batches);
     job().train.no_sync = setting_.no_sync && job().train.micro_batches > 1;
@@ -165,13 +186,12 @@ class Finder {
     job().fsdp.ignored = setting_.ignored;
     job().fsdp.tied = setting_.tied;
     if (setting_.zero_grad == "zero") job().train.zero_grad = "zero";
-    if (setting_.model_file == "model.json") return;  // captured with its casts
+    if (captured()) return;  // captured with its casts
     if (const auto dtype = parse_dtype(setting_.autocast)) job().model.autocast = *dtype;
   }
 
   /// One that keeps as much for each parameter stands for it: that is what memory hangs on.
-  void unknown_optimizer(const FoundOptimizer& found) {
-    OptimizerOptions& optimizer = job().train.optimizer;
+  void unknown_optimizer(const FoundOptimizer& found, OptimizerOptions& optimizer) {
     std::string stands = "adamw";
     if (found.states == 0 || found.states == 1) {
       optimizer.name = OptimizerKind::Sgd;
@@ -207,6 +227,11 @@ class Finder {
     fsdp.strategy = parse_strategy(strategy).value_or(Strategy::FullShard);
     // A root that has no parameters left has no policy.
     fsdp.cpu_offload = std::any_of(all.begin(), all.end(), [](const FoundUnit* unit) { return unit->cpu_offload; });
+    const auto on_host = [](const FoundUnit* unit) { return unit->cpu_offload || unit->parameters == 0; };
+    if (fsdp.cpu_offload && !std::all_of(all.begin(), all.end(), on_host))
+      beyond("setting", "fsdp.cpu_offload", "of some units", "of all",
+             "some units keep their parameters on the host (a teacher), others on the device: planned as if all lay on "
+             "the host");
     if (strategy.find("HYBRID") != std::string::npos) job().cluster.shard_group = most.front()->shard_group;
     if (runtime == Runtime::Fsdp1) {
       fsdp1(*all.front());
@@ -269,6 +294,7 @@ class Finder {
       different.mixed_precision = precision;
     if (fsdp.runtime == Runtime::Fsdp1) {
       if (unit.strategy != strategy) different.strategy = parse_strategy(unit.strategy);
+      if (unit.wrapped_twice) different.reshard_after_forward = ReshardAfterForward{};  // it is the root of itself
     } else if (is_root(unit) ? unit.reshard_after_forward != 0 : !(reshard_of(unit) == fsdp.reshard_after_forward)) {
       different.reshard_after_forward = reshard_of(unit);
     }
@@ -280,7 +306,7 @@ class Finder {
 
   /// A captured model has its recomputed regions in itself.
   void checkpointing() {
-    if (setting_.model_file == "model.json" || setting_.checkpointed.empty()) return;
+    if (captured() || setting_.checkpointed.empty()) return;
     job().checkpointing.policy = CheckpointPolicy::Block;
     job().checkpointing.reentrant = setting_.checkpointed.front().reentrant;
     for (const FoundCheckpoint& each : setting_.checkpointed) {

@@ -37,6 +37,7 @@ FoundUnit unit_of(const json& row) {
   unit.shard_group = row.value("shard_group", std::int64_t{0});
   unit.tensor_parallel = row.value("tensor_parallel", std::int64_t{1});
   unit.expert_parallel = row.value("expert_parallel", std::int64_t{1});
+  unit.wrapped_twice = row.value("wrapped_twice", false);
   unit.parameters = row.value("parameters", std::int64_t{1});
   unit.forward = row.value("forward", std::vector<std::string>{});
   unit.backward = row.value("backward", std::vector<std::string>{});
@@ -82,6 +83,8 @@ FoundOptimizer optimizer_of(const json& row) {
   optimizer.momentum = number(row, "momentum");
   optimizer.alpha = row.value("alpha", 0.99);
   optimizer.centered = row.value("centered", false);
+  optimizer.amsgrad = row.value("amsgrad", false);
+  optimizer.params = row.value("params", std::vector<std::string>{});
   optimizer.decoupled_weight_decay = row.value("decoupled_weight_decay", false);
   if (row.contains("betas") && row["betas"].is_array()) row["betas"].get_to(optimizer.betas);
   optimizer.states = row.value("states", std::int64_t{-1});
@@ -106,6 +109,8 @@ FoundSetting setting_of(const json& row) {
   setting.roots = row.value("roots", std::int64_t{1});
   for (const json& unit : row.at("units")) setting.units.push_back(unit_of(unit));
   setting.optimizer = optimizer_of(row.at("optimizer"));
+  for (const json& other : row.value("others", json::array())) setting.others.push_back(optimizer_of(other));
+  setting.waiting = row.value("waiting", std::vector<std::string>{});
   setting.ignored = row.value("ignored", std::vector<std::string>{});
   setting.frozen = row.value("frozen", std::vector<std::string>{});
   setting.tied = row.value("tied", std::map<std::string, std::string>{});
@@ -156,9 +161,11 @@ WatchedRun run_of(const json& row) {
   run.world_size = row.value("world_size", std::int64_t{1});
   for (const json& step : row.at("steps")) {
     run.steps.push_back({step.at("allocated_bytes"), step.at("active_bytes"), step.at("reserved_bytes"),
-                         step.at("retries"), step.at("ooms"), SimDuration(step.at("virtual_ns").get<std::int64_t>())});
+                         step.at("retries"), step.at("ooms"), SimDuration(step.at("virtual_ns").get<std::int64_t>()),
+                         step.value("turn", std::size_t{0})});
   }
   if (row.at("setting").is_object()) run.setting = setting_of(row["setting"]);
+  for (const json& turn : row.value("turns", json::array())) run.turns.push_back(setting_of(turn));
   run.notes = row.value("notes", std::vector<std::string>{});
   if (const auto failure = row.find("failure"); failure != row.end() && failure->is_object()) {
     run.failure = ScriptFailure{failure->value("code", ""), failure->value("message", ""), failure->value("hint", "")};

@@ -19,6 +19,7 @@ struct StepFigures {
   Bytes allocated = 0, active = 0, reserved = 0;
   std::int64_t retries = 0, ooms = 0;  // since the script began
   SimDuration virtual_time = 0;        // nanoseconds on the virtual device's clock
+  std::size_t turn = 0;                // which of the script's optimizers stepped, where they take turns
 };
 
 /// One unit as PyTorch's own state says it. Dtypes and strategies are PyTorch's words; "none" keeps a dtype.
@@ -29,6 +30,7 @@ struct FoundUnit {
   std::string param = "none", reduce = "none", buffer = "none", output = "none";
   bool cast_forward_inputs = true, keep_low_precision_grads = false, cpu_offload = false;
   std::string backward_prefetch;  // fsdp1
+  bool wrapped_twice = false;     // in a wrapper that has nothing to gather
   bool forward_prefetch = false, limit_all_gathers = true, use_orig_params = true;
   std::int64_t shard_group = 0;                // ranks
   std::int64_t tensor_parallel = 1;            // ranks of another dimension that its parameters are cut over
@@ -58,7 +60,8 @@ struct FoundOptimizer {
   std::vector<double> betas;
   std::int64_t states = -1;  // tensors that it keeps for each parameter, as large as that; -1: unknown
   double alpha = 0.99;       // RMSprop's
-  bool centered = false, decoupled_weight_decay = false;
+  bool centered = false, decoupled_weight_decay = false, amsgrad = false;
+  std::vector<std::string> params;  // of a part: those that it steps
 };
 
 /// Recomputation, by the class of what is called again: calls in one forward.
@@ -76,6 +79,8 @@ struct FoundSetting {
   std::int64_t roots = 1;  // modules that a step calls by themselves: the model's parts
   std::vector<FoundUnit> units;
   FoundOptimizer optimizer;
+  std::vector<FoundOptimizer> others;       // that step parts of the parameters in the same step
+  std::vector<std::string> waiting;         // parameters with a gradient that nothing steps in it
   std::vector<std::string> ignored;         // parameters that no unit manages, in modules that are units
   std::vector<std::string> frozen;          // parameters
   std::map<std::string, std::string> tied;  // parameters that are another unit's since they were sharded
@@ -112,6 +117,7 @@ struct WatchedRun {
   std::int64_t rank = 0, world_size = 1;
   std::vector<StepFigures> steps;
   std::optional<FoundSetting> setting;
+  std::vector<FoundSetting> turns;  // of the second turn on: a step is one of `setting`, then one of each
   std::vector<std::string> notes;
   std::optional<ScriptFailure> failure;
   std::string torch;

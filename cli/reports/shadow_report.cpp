@@ -18,6 +18,18 @@ std::string against(Bytes planned, Bytes measured) {
   return fmt::format("{:+.1f} %", 100.0 * (static_cast<double>(planned) / static_cast<double>(measured) - 1));
 }
 
+/// What is planned of the i-th step: of its turn, as often as that has come round; null: there is no plan of it.
+const IterationResult* planned_step(const ShadowAnswer& answer, std::size_t i) {
+  const auto& steps = answer.run.steps;
+  const std::size_t turn = i < steps.size() ? steps[i].turn : 0;
+  if (turn > answer.turns.size()) return nullptr;
+  const std::optional<Prediction>& plan = turn == 0 ? answer.plan : answer.turns[turn - 1].plan;
+  if (!plan || plan->iterations.empty()) return nullptr;
+  const auto before = static_cast<std::size_t>(std::count_if(
+      steps.begin(), steps.begin() + static_cast<std::ptrdiff_t>(i), [&](const auto& s) { return s.turn == turn; }));
+  return &plan->iterations[std::min(before, plan->iterations.size() - 1)];
+}
+
 class ShadowText : TextLines {
  public:
   ShadowText(const ShadowAnswer& answer) : answer_(answer) {}
@@ -64,10 +76,11 @@ class ShadowText : TextLines {
   void plan() {
     if (!answer_.plan) return;
     line("{} beside it", answer_.meant ? "The plan of the job" : "The plan of what was found");
-    const auto& iterations = answer_.plan->iterations;
-    for (std::size_t i = 0; i < answer_.run.steps.size() && !iterations.empty(); ++i) {
+    for (std::size_t i = 0; i < answer_.run.steps.size(); ++i) {
+      const IterationResult* const of_step = planned_step(answer_, i);
+      if (of_step == nullptr) continue;
       const StepFigures& step = answer_.run.steps[i];
-      const IterationResult& planned = iterations[std::min(i, iterations.size() - 1)];
+      const IterationResult& planned = *of_step;
       line("{:<6}{:>12}  {:>12}  {:>12}                 {:>12}", i + 1, bytes_text(planned.peak_allocated),
            bytes_text(planned.peak_active), bytes_text(planned.peak_reserved),
            duration_text(static_cast<double>(planned.step_time)));
@@ -91,7 +104,17 @@ class ShadowText : TextLines {
   void job() {
     if (!answer_.found) return;
     line("Its set-up as a job file{}", answer_.job_file.empty() ? " (--out keeps it)" : ": " + answer_.job_file);
-    const std::string& text = answer_.job_text;
+    job_lines(answer_.job_text);
+    for (std::size_t i = 0; i < answer_.turns.size(); ++i) {
+      const ShadowTurn& turn = answer_.turns[i];
+      line("");
+      line("That of turn {}{}", i + 2, turn.job_file.empty() ? "" : ": " + turn.job_file);
+      job_lines(turn.job_text);
+    }
+    line("");
+  }
+
+  void job_lines(const std::string& text) {
     for (std::size_t at = 0; at < text.size();) {
       const std::size_t end = text.find('\n', at);
       std::string one = text.substr(at, end - at);
@@ -100,7 +123,6 @@ class ShadowText : TextLines {
       line("  {}", one);
       at = end == std::string::npos ? text.size() : end + 1;
     }
-    line("");
   }
 
   void notes() {
@@ -136,7 +158,9 @@ std::string shadow_json(const ShadowAnswer& answer) {
   for (const StepFigures& step : answer.run.steps) {
     json.begin_object().key("allocated_bytes").value(step.allocated).key("active_bytes").value(step.active);
     json.key("reserved_bytes").value(step.reserved).key("retries").value(step.retries).key("ooms").value(step.ooms);
-    json.key("virtual_ns").value(step.virtual_time).end_object();
+    json.key("virtual_ns").value(step.virtual_time);
+    if (!answer.turns.empty()) json.key("turn").value(static_cast<std::int64_t>(step.turn));
+    json.end_object();
   }
   json.end_array().key("job");
   if (answer.found) {
@@ -145,12 +169,21 @@ std::string shadow_json(const ShadowAnswer& answer) {
     json.null();
   }
   json.key("plan").begin_array();
-  if (answer.plan) {
-    for (const IterationResult& step : answer.plan->iterations) {
-      json.begin_object().key("allocated_bytes").value(step.peak_allocated).key("active_bytes").value(step.peak_active);
-      json.key("reserved_bytes").value(step.peak_reserved).key("step_time_ns").value(step.step_time).end_object();
+  const std::size_t rows = !answer.turns.empty() ? answer.run.steps.size()
+                           : answer.plan         ? answer.plan->iterations.size()
+                                                 : 0;
+  for (std::size_t i = 0; i < rows; ++i) {
+    const IterationResult* const step = answer.turns.empty() ? &answer.plan->iterations[i] : planned_step(answer, i);
+    if (step == nullptr) {
+      json.null();
+      continue;
     }
+    json.begin_object().key("allocated_bytes").value(step->peak_allocated);
+    json.key("active_bytes").value(step->peak_active).key("reserved_bytes").value(step->peak_reserved);
+    json.key("step_time_ns").value(step->step_time).end_object();
   }
+  json.end_array().key("turns").begin_array();  // further jobs
+  for (const ShadowTurn& turn : answer.turns) json.value(turn.job_text);
   json.end_array().key("differences").begin_array();
   for (const Difference& each : answer.differences) {
     json.begin_object().key("kind").value(each.kind).key("where").value(each.where).key("script").value(each.script);

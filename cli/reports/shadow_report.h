@@ -14,6 +14,13 @@
 
 namespace foreshard::cli {
 
+/// Of a script whose optimizers take turns, one behind the first.
+struct ShadowTurn {
+  Job found;
+  std::string job_text, job_file;
+  std::optional<Prediction> plan;
+};
+
 struct ShadowAnswer {
   shadow::WatchedRun run;
   std::string profile;
@@ -23,6 +30,7 @@ struct ShadowAnswer {
   std::string job_text;            // the same as a file beside its model
   std::string job_file;            // where the found job was kept; empty: it was not
   std::optional<Prediction> plan;  // of `meant`, else of `found`
+  std::vector<ShadowTurn> turns;   // from the second on
   bool compared = false;           // a whole step with the plan
   std::vector<shadow::Difference> differences;
   std::vector<std::string> notes;

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <numeric>
+#include <regex>
 #include <set>
 #include <string_view>
 
@@ -37,7 +38,9 @@ bool is_device_log(const fs::path& file) {
 /// What keep() puts there.
 bool is_kept_name(const std::string& name) {
   static constexpr std::array<std::string_view, 4> kNames{"job.toml", "model.json", "model-config.json", "report.json"};
-  return is_device_log(name) || std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+  static const std::regex kOfTurn("(job|model|model-config)-[0-9]+[.](toml|json)");
+  return is_device_log(name) || std::regex_match(name, kOfTurn) ||
+         std::find(kNames.begin(), kNames.end(), name) != kNames.end();
 }
 
 Result<std::set<std::string>> names_in(const std::string& folder) {
@@ -209,6 +212,8 @@ class Answering {
       find();
       if (const auto compared = compare(*log); !compared) return fail(compared.error());
       if (const auto written = write_job(); !written) return fail(written.error());
+      for (std::size_t turn = 1; turn <= answer_.run.turns.size(); ++turn)
+        if (const auto told = further_turn(turn, *log); !told) return fail(told.error());
     }
     return std::move(answer_);
   }
@@ -231,6 +236,50 @@ class Answering {
     return write_whole_file(folder_ / "job.toml", answer_.job_text);
   }
 
+  /// Optimizers in turns: each has a job and a plan of its own. A job that was meant stands for the first.
+  Result<void> further_turn(std::size_t number, const shadow::DeviceLog& log) {
+    shadow::WatchedRun run = answer_.run;
+    run.setting = answer_.run.turns[number - 1];
+    const std::string& model = run.setting->model_file;
+    auto found =
+        shadow::found_job(run, {flags_.profile, options_.world.ranks_per_node}, model.empty() ? "" : folder_ / model);
+    append(answer_.differences, std::move(found.beyond));
+    ShadowTurn& turn = answer_.turns.emplace_back();
+    turn.found = std::move(found.job);
+    Job job = turn.found;
+    allow_all(job);
+    if (!flags_.no_plan && !model.empty()) {
+      auto beside = plan_beside(job);
+      if (beside) {
+        tell_traps(beside->plan, turn.found);
+        tell_differences(log, beside->plan, beside->prediction, job, number);
+        turn.plan = std::move(beside->prediction);
+      } else {
+        answer_.notes.push_back(fmt::format("no plan beside turn {}: {}", number + 1, to_text(beside.error())));
+      }
+    }
+    Job written = turn.found;
+    written.model.source = model;  // relative to the file
+    turn.job_text = shadow::short_job_text(written);
+    if (!folder_.kept()) return {};
+    const std::string name = fmt::format("job-{}.toml", number + 1);
+    turn.job_file = folder_.kept_as(name);
+    return write_whole_file(folder_ / name, turn.job_text);
+  }
+
+  /// Of the last step of that turn.
+  void tell_differences(const shadow::DeviceLog& log, const Plan& plan, const Prediction& prediction, const Job& job,
+                        std::size_t turn) {
+    const auto& steps = answer_.run.steps;
+    std::size_t last = log.steps.size();
+    while (last > 0 && last <= steps.size() && steps[last - 1].turn != turn) --last;
+    if (last == 0) return;
+    answer_.compared = true;
+    const auto inside = shadow::collectives_inside(plan, prediction.timeline);
+    append(answer_.differences,
+           shadow::schedule_differences(log.steps[last - 1], plan, meets_inside(job) ? &inside : nullptr));
+  }
+
   Result<void> compare(const shadow::DeviceLog& log) {
     if (!flags_.job.empty()) {
       const auto meant = load_job(JobFlags{flags_.job, {}, {}}, console_);
@@ -247,13 +296,8 @@ class Answering {
       answer_.notes.push_back("no plan beside it: " + to_text(beside.error()));
       return {};
     }
-    if (!answer_.meant) tell_traps(beside->plan);
-    answer_.compared = !log.steps.empty();
-    if (answer_.compared) {
-      const auto inside = shadow::collectives_inside(beside->plan, beside->prediction.timeline);
-      append(answer_.differences,
-             shadow::schedule_differences(log.steps.back(), beside->plan, meets_inside(job) ? &inside : nullptr));
-    }
+    if (!answer_.meant) tell_traps(beside->plan, *answer_.found);
+    tell_differences(log, beside->plan, beside->prediction, job, 0);
     answer_.plan = std::move(beside->prediction);
     return {};
   }
@@ -264,8 +308,8 @@ class Answering {
     std::iota(job.fsdp.allow_traps.begin(), job.fsdp.allow_traps.end(), 1);
   }
 
-  void tell_traps(const Plan& plan) {
-    auto& allowed = answer_.found->fsdp.allow_traps;
+  void tell_traps(const Plan& plan, Job& found) {
+    auto& allowed = found.fsdp.allow_traps;
     for (const Trap& trap : plan.traps) {
       if (!trap.refused || std::find(allowed.begin(), allowed.end(), trap.number) != allowed.end()) continue;
       allowed.push_back(trap.number);

@@ -6,7 +6,7 @@
 
 namespace foreshard::job_values {
 
-static Failure unknown_field(const Spot& spot, std::size_t i, const std::vector<std::string>& fields) {
+Failure unknown_field(const Spot& spot, std::size_t i, const std::vector<std::string>& fields) {
   const std::string& name = spot.value.entries[i].name;
   Spot at = spot.entry(i);
   Error error = at.error(ErrorCode::UnknownKey, fmt::format("unknown key \"{}\"", name), "one of " + join_words(fields),

@@ -245,7 +245,8 @@ void add_fsdp(TableMaker& t) {
   t.special(
       "fsdp.overrides", "list of tables", read_overrides,
       [](const Job& job) { return overrides_text(job.fsdp.overrides); },
-      "by unit: [{units = [\"layers.0*\"], strategy = \"SHARD_GRAD_OP\"}]; also reshard_after_forward, "
+      "by unit: [{units = [\"layers.0*\"], strategy = \"SHARD_GRAD_OP\"}]; also reshard_after_forward (fsdp1: true of "
+      "a root that is wrapped twice), "
       "mixed_precision (fields not given as in fsdp.mixed_precision), backward_prefetch (fsdp1), shard_dim = {pattern "
       "= dimension} (fsdp2); the root is "
       "\"\"");
@@ -398,18 +399,7 @@ void add_checkpointing(TableMaker& t) {
 }
 
 void add_optimizer(TableMaker& t) {
-  t.choice("train.optimizer.name",
-           Words<OptimizerKind>{{{"adamw", OptimizerKind::AdamW},
-                                 {"sgd", OptimizerKind::Sgd},
-                                 {"adafactor", OptimizerKind::Adafactor},
-                                 {"muon", OptimizerKind::Muon},
-                                 {"adamw8bit", OptimizerKind::AdamW8bit},
-                                 {"adagrad", OptimizerKind::Adagrad},
-                                 {"rmsprop", OptimizerKind::RMSprop},
-                                 {"nadam", OptimizerKind::NAdam},
-                                 {"radam", OptimizerKind::RAdam},
-                                 {"adamax", OptimizerKind::Adamax}}},
-           FORESHARD_FIELD(train.optimizer.name), "optimizer");
+  t.choice("train.optimizer.name", optimizer_kinds(), FORESHARD_FIELD(train.optimizer.name), "optimizer");
   t.number("train.optimizer.lr", 0.0, 1e6, FORESHARD_FIELD(train.optimizer.lr), "learning rate");
   t.special(
       "train.optimizer.betas", "list of two numbers",
@@ -425,15 +415,11 @@ void add_optimizer(TableMaker& t) {
            "rmsprop: of the average of squares");
   t.boolean("train.optimizer.centered", FORESHARD_FIELD(train.optimizer.centered),
             "rmsprop: squares around the average gradient, which is one state more");
+  t.boolean("train.optimizer.amsgrad", FORESHARD_FIELD(train.optimizer.amsgrad),
+            "adamw: the largest of its second moments is kept too, which is one state more");
   t.boolean("train.optimizer.decoupled_weight_decay", FORESHARD_FIELD(train.optimizer.decoupled_weight_decay),
             "nadam, radam: weight decay of the parameter (as adamw), not of its gradient");
-  t.choice("train.optimizer.impl",
-           Words<OptimizerImpl>{{{"for_loop", OptimizerImpl::ForLoop},
-                                 {"foreach", OptimizerImpl::Foreach},
-                                 {"fused", OptimizerImpl::Fused},
-                                 {"in_backward", OptimizerImpl::InBackward},
-                                 {"in_backward_foreach", OptimizerImpl::InBackwardForeach}}},
-           FORESHARD_FIELD(train.optimizer.impl),
+  t.choice("train.optimizer.impl", optimizer_impls(), FORESHARD_FIELD(train.optimizer.impl),
            "PyTorch's implementation; in_backward = a step for each parameter when its gradient is ready, as a loop or "
            "as foreach");
   t.choice("train.optimizer.library",
@@ -442,6 +428,13 @@ void add_optimizer(TableMaker& t) {
                                     {"transformers", OptimizerLibrary::Transformers}}},
            FORESHARD_FIELD(train.optimizer.library),
            "adafactor: torch.optim's, or Transformers'; auto = Transformers' where impl is for_loop");
+  t.special(
+      "train.optimizer.parts", "list of tables",
+      [](const Spot& spot, Job& job) { return read_optimizer_parts(spot, job.train.optimizer_parts); },
+      [](const Job& job) { return optimizer_parts_text(job.train.optimizer_parts); },
+      "predictions: parameters that another optimizer steps in the same step: [{params = [\"embedding.*\"], name = "
+      "\"sgd\", momentum = 0.9}]; also impl, weight_decay, centered, amsgrad, decoupled_weight_decay; name = \"none\": "
+      "nothing steps them (another turn does)");
 }
 
 void add_train(TableMaker& t) {

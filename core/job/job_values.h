@@ -94,6 +94,8 @@ struct Words {
 };
 
 const Words<Strategy>& strategies();
+const Words<OptimizerKind>& optimizer_kinds();
+const Words<OptimizerImpl>& optimizer_impls();
 const Words<BackwardPrefetch>& backward_prefetches();
 
 template <class E>
@@ -120,6 +122,10 @@ Failure read_sizes(const Spot& spot, std::map<std::string, std::int64_t>& out);
 std::string sizes_text(const std::map<std::string, std::int64_t>& sizes);
 Failure read_overrides(const Spot& spot, Job& job);
 std::string overrides_text(const std::vector<UnitOverride>& overrides);
+/// A key of a table that it does not have: the i-th.
+Failure unknown_field(const Spot& spot, std::size_t i, const std::vector<std::string>& fields);
+Failure read_optimizer_parts(const Spot& spot, std::vector<OptimizerPart>& out);
+std::string optimizer_parts_text(const std::vector<OptimizerPart>& parts);
 Failure read_prefetch_lists(const Spot& spot, PrefetchLists& out);
 std::string prefetch_lists_text(const PrefetchLists& lists);
 Failure read_wrap_units(const Spot& spot, std::vector<std::vector<std::string>>& out);

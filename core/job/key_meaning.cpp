@@ -76,6 +76,7 @@ constexpr auto kConditions = std::to_array<Condition>({
        return name == OptimizerKind::Sgd || name == OptimizerKind::RMSprop;
      }},
     {"train.optimizer.alpha", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::RMSprop; }},
+    {"train.optimizer.amsgrad", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::AdamW; }},
     {"train.optimizer.centered", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::RMSprop; }},
     {"train.optimizer.decoupled_weight_decay",
      [](const Job& job) {

@@ -55,6 +55,8 @@ double averaged_length(double beta2, std::int64_t step) {
 OptimizerFacts optimizer_facts(const OptimizerOptions& options) {
   switch (options.name) {
     case OptimizerKind::AdamW:
+      if (options.amsgrad) return {{"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, {"step"}};
+      return {{"exp_avg", "exp_avg_sq"}, {"step"}};
     case OptimizerKind::RAdam: return {{"exp_avg", "exp_avg_sq"}, {"step"}};
     case OptimizerKind::NAdam: return {{"exp_avg", "exp_avg_sq"}, {"step", "mu_product"}};
     case OptimizerKind::Adamax: return {{"exp_avg", "exp_inf"}, {"step"}};

@@ -22,7 +22,7 @@ Layout layout_of(const ValueInfo& value) {
 namespace {
 
 /// What multiplies matrices asks cuBLAS for its workspace while all that it has beside is there.
-KernelClass class_of(const OpaqueOp& opaque) { return opaque.flops > 0 ? KernelClass::Gemm : KernelClass::Elementwise; }
+KernelClass class_of(Flops flops) { return flops > 0 ? KernelClass::Gemm : KernelClass::Elementwise; }
 
 /// The values among the arguments that are tensors, in their order; -1: parameters and buffers.
 std::vector<std::int32_t> values_of(const Op& op) {
@@ -79,7 +79,7 @@ void without_work(Kernel& kernel, const ArgList* rows) {
 std::vector<Ref> opaque_forward(Emitter& emit, const OpaqueOp& opaque, const std::vector<Ref>& args,
                                 const std::vector<Layout>& results) {
   Kernel kernel =
-      emit.start(emit.op()->name, class_of(opaque), results.empty() ? DType::Float32 : results.front().dtype);
+      emit.start(emit.op()->name, class_of(opaque.flops), results.empty() ? DType::Float32 : results.front().dtype);
   kernel.flops = opaque.flops;
   for (const Ref& arg : args) kernel.read += emit.layout(arg).bytes();
   std::vector<Ref> out = results_of(emit, args, results);
@@ -127,8 +127,9 @@ Ref opaque_gradient(Emitter& emit, const OpaqueOp::Gradient& gradient, const Bac
 
 std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const BackwardInput& in) {
   std::vector<Ref> out(in.node.in.size());
-  Kernel kernel = emit.start(emit.op()->name, class_of(opaque), DType::Float32);
-  kernel.flops = 2 * opaque.flops;
+  const Flops flops = opaque.backward_flops < 0 ? 2 * opaque.flops : opaque.backward_flops;
+  Kernel kernel = emit.start(emit.op()->name, class_of(flops), DType::Float32);
+  kernel.flops = flops;
   for (const Ref& grad : in.grads)
     if (grad) kernel.read += emit.layout(grad).bytes();
   for (const Ref& saved : in.saved)

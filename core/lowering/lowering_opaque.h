@@ -21,7 +21,8 @@ Ref opaque_saved(Emitter& emit, const OpaqueOp::Saved& saved);
 /// What it saves of its own where nobody keeps it: there until the function returns.
 void opaque_unsaved(Emitter& emit, const OpaqueOp& opaque);
 
-/// Gradients per tensor argument: one kernel that takes twice the forward's FLOPs.
+/// Gradients per tensor argument: one kernel that takes the backward's FLOPs, twice the forward's where they are not
+/// said.
 std::vector<Ref> opaque_backward(Emitter& emit, const OpaqueOp& opaque, const BackwardInput& in);
 
 }  // namespace foreshard::lowering

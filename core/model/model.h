@@ -169,6 +169,7 @@ struct OpaqueOp {
   std::vector<Gradient> backward;  // one for each tensor argument, in order; fewer: none for the rest
   Bytes bytes_moved = 0;           // read and written by one forward; 0: arguments and results, each once
   Flops flops = 0;                 // of one forward
+  Flops backward_flops = -1;       // of one backward; -1: not said, twice the forward's
   Bytes workspace_bytes = 0;       // allocated while it runs
   bool operator==(const OpaqueOp&) const = default;
 };

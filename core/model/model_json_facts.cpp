@@ -203,11 +203,13 @@ bool FactsReader::op(JsonFields& f, Op& op) {
                         "opaque operators are named so, and say what they do", R"("op": "opaque.NAME" and "opaque")",
                         in_quotes(op.name));
   }
-  JsonFields g(*body, f.place("opaque"), problem_, {"saved", "bytes_moved", "flops", "workspace_bytes", "backward"});
+  JsonFields g(*body, f.place("opaque"), problem_,
+               {"saved", "bytes_moved", "flops", "backward_flops", "workspace_bytes", "backward"});
   if (!g.good()) return false;
   OpaqueOp opaque;
   opaque.bytes_moved = g.integer_or("bytes_moved", 0, 0, kMaxAmount);
   opaque.flops = static_cast<Flops>(g.integer_or("flops", 0, 0, kMaxAmount));
+  opaque.backward_flops = static_cast<Flops>(g.integer_or("backward_flops", -1, -1, kMaxAmount));
   opaque.workspace_bytes = g.integer_or("workspace_bytes", 0, 0, kMaxAmount);
   const Json* rows = g.array("saved");
   for (std::size_t i = 0; rows != nullptr && i < rows->size(); ++i) {

@@ -224,6 +224,7 @@ class Writer {
     }
     (out_ += "], \"bytes_moved\": "), integer(op.bytes_moved);
     (out_ += ", \"flops\": "), integer(op.flops);
+    if (op.backward_flops >= 0) (out_ += ", \"backward_flops\": "), integer(op.backward_flops);
     (out_ += ", \"workspace_bytes\": "), integer(op.workspace_bytes);
     out_ += ", \"backward\": [";
     for (std::size_t i = 0; i < op.backward.size(); ++i) {

@@ -594,6 +594,21 @@ class Programs(unittest.TestCase):
 
         return capture(Speech(), torch.empty(9, 3, 6), torch.zeros(3, 4, dtype=torch.int64), loss=torch.sum)
 
+    def test_a_loss_of_logits_has_its_targets_type(self):
+        """ATen begins with (1 - target).mul_(input)."""
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.f = nn.Linear(4, 4)
+
+            def forward(self, x, y):
+                return F.binary_cross_entropy_with_logits(self.f(x), y, reduction="none")
+
+        model = capture(Net(), torch.empty(3, 4), torch.empty(3, 4, dtype=torch.bfloat16), loss=lambda out: out.mean())
+        (op,) = ops(model, "binary_cross_entropy_with_logits")
+        self.assertEqual((op["out"][0]["dtype"], op["out"][0]["shape"]), ("bfloat16", [3, 4]))
+
     def test_ctc_takes_the_lengths_that_the_host_knows(self):
         """They lie on the host in most scripts; fake tensors refuse that, a card does not."""
         for seen, said in (((9, 9, 7), (2, 3, 1)), (torch.tensor([9, 9, 7]), torch.tensor([2, 3, 1]))):
@@ -1018,8 +1033,9 @@ class Opaque(unittest.TestCase):
         self.assertEqual(made, {"shape": [3, 6], "dtype": "float32"})
         self.assertEqual(beside, {"shape": [3 * 6 * 4], "dtype": "uint8"})  # g * y
         self.assertEqual(op["opaque"]["workspace_bytes"], 0)  # y * y stands before it, a block of its own
-        (beside,) = ops(model, "empty.memory_format")
-        self.assertEqual(beside["args"], [[3 * 6 * 4]])
+        early, beside = ops(model, "empty.memory_format")  # y itself is there before
+        self.assertEqual((early["args"], beside["args"]), ([[3 * 6 * 4]], [[3 * 6 * 4]]))
+        self.assertEqual(early["out"][0]["held_until"], {"op": model.document["ops"].index(op) - 1})
         self.assertEqual(beside["out"][0]["held_until"], {"op": model.document["ops"].index(op)})
         self.assertFalse(ops(model, "exp"))
         self.assertEqual(op["kwargs"], {"dispatched": {"text": "aten.sum.dim_IntList"}})  # what a dispatch mode saw
@@ -1044,7 +1060,7 @@ class Opaque(unittest.TestCase):
                 return checkpoint(lambda y: Square.apply(self.f(y), 2.0), x, use_reentrant=False, context_fn=contexts)
 
         model = capture(Custom(), torch.empty(3, 6), loss=scalar)
-        (beside,) = ops(model, "empty.memory_format")
+        _, beside = ops(model, "empty.memory_format")
         self.assertEqual(model.document["regions"][0]["save"], [model.document["ops"].index(beside)])
         first = asked.index("aten.exp.default")
         self.assertEqual(asked[first : first + 3], ["aten.exp.default", "aten.mul.Tensor", "aten.sum.dim_IntList"])
@@ -1074,6 +1090,38 @@ class Opaque(unittest.TestCase):
         self.assertEqual(op["opaque"]["flops"], 2 * 3 * 10 * 6)
         self.assertEqual(op["opaque"]["backward"][2:], [{"shape": [3 * 10 * 4], "dtype": "uint8"}])  # the sum in float
         self.assertEqual([note for note in model.notes if "failed" in note], [])
+
+    def test_a_gradient_that_a_loop_adds_to_is_there_from_the_first_piece_on(self):
+        """A head and its loss by pieces: forward has the gradients ready, backward multiplies nothing."""
+
+        class Pieces(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, weight):
+                total, sums = torch.zeros_like(weight), 0.0
+                for piece in x.chunk(3):
+                    y = piece @ weight.t()
+                    total += y.t() @ piece
+                    sums = sums + y.sum()
+                ctx.save_for_backward(total)
+                return sums
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return None, ctx.saved_tensors[0] * gradient
+
+        class Custom(Two):
+            def forward(self, x):
+                return Pieces.apply(self.a(x), self.b.weight)
+
+        model = capture(Custom(), torch.empty(3, 6), loss=scalar)
+        (op,) = ops(model, "opaque.")
+        first = ops(model, "empty.memory_format")[0]
+        (rows, columns) = op["opaque"]["saved"][0]["shape"]
+        self.assertEqual(first["args"], [[rows * columns * 4]])
+        self.assertNotIn("dispatched", first["kwargs"])  # a list keeps the function's own
+        self.assertEqual(first["out"][0]["held_until"], {"op": model.document["ops"].index(op) - 1})
+        self.assertEqual(op["opaque"]["backward_flops"], 0)
+        self.assertGreater(op["opaque"]["flops"], 0)
 
     def test_many_temporaries_of_a_function_that_saves_are_one_workspace(self):
         class Custom(Two):

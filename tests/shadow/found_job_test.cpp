@@ -85,6 +85,38 @@ TEST(FoundJob, TorchsElementwiseOptimizersAreFoundByTheirClasses) {
   EXPECT_EQ(found.job.train.optimizer.beta2, 0.99);
 }
 
+TEST(FoundJob, SeveralOptimizersOfAStepAreParts) {
+  WatchedRun run = run_of({unit("", 0), unit("h.0")});
+  run.setting->optimizer.amsgrad = true;
+  FoundOptimizer other = {"SGD", "torch", "foreach", 1e-2, 0, 0, 0.9, {}};
+  other.params = {"table.*"};
+  run.setting->others = {other};
+  run.setting->waiting = {"judge.*"};
+  const Job job = found_job(run, {"h100-sxm-80", 8}, "model-2.json").job;
+  EXPECT_TRUE(job.train.optimizer.amsgrad);
+  ASSERT_EQ(job.train.optimizer_parts.size(), 2u);
+  EXPECT_EQ(job.train.optimizer_parts[0].options.name, OptimizerKind::Sgd);
+  EXPECT_EQ(job.train.optimizer_parts[0].options.momentum, 0.9);
+  EXPECT_FALSE(job.train.optimizer_parts[1].steps);
+  EXPECT_THAT(job.train.optimizer_parts[1].params, ElementsAre("judge.*"));
+}
+
+TEST(FoundJob, AUnitThatIsWrappedTwiceFreesThoughItIsARoot) {
+  FoundUnit twice = unit("h.0");
+  twice.wrapped_twice = true;
+  const Job job = found_job(run_of({twice, unit("h.1")}, "fsdp1"), {"h100-sxm-80", 8}, "model.json").job;
+  ASSERT_EQ(job.fsdp.overrides.size(), 1u);
+  EXPECT_EQ(job.fsdp.overrides[0].reshard_after_forward, ReshardAfterForward{});
+}
+
+TEST(FoundJob, OffloadOfSomeUnitsIsTold) {
+  FoundUnit teacher = unit("teacher");
+  teacher.cpu_offload = true;
+  const FoundJob found = found_job(run_of({unit("", 0), teacher}), {"h100-sxm-80", 8}, "model.json");
+  ASSERT_EQ(found.beyond.size(), 1u);
+  EXPECT_EQ(found.beyond[0].where, "fsdp.cpu_offload");
+}
+
 TEST(FoundJob, WhatNoKeySaysIsTold) {
   WatchedRun run = run_of({unit("h.0")});
   run.setting->optimizer.name = "Lion";

@@ -130,6 +130,40 @@ class Shadow(unittest.TestCase):
         _, job = self.watch("switches.py", "--all-reduce", flags=("--world", "8"))  # nothing to all-reduce
         self.assertNotIn("script", job["train"])
 
+    def test_optimizers_in_turns_have_plans_of_their_own(self):
+        for fsdp, within in (("2", 0.006), ("1", 0.015)):
+            with self.subTest(fsdp):
+                end = run(PYTHON, SCRIPTS / "turns.py", "in_turns", "--fsdp", fsdp, flags=("--json", "--world", "8", "--steps", "5"))
+                answer = json.loads(end.stdout)
+                self.assertEqual([step["turn"] for step in answer["steps"]], [0, 1, 0, 1, 0])
+                (second,) = map(tomllib.loads, answer["turns"])
+                first = tomllib.loads(answer["job"])
+                self.assertTrue(first["train"]["optimizer"]["amsgrad"])
+                self.assertEqual(first["train"]["optimizer"]["parts"], [{"params": ["maker.*"], "name": "none"}])
+                self.assertEqual(second["train"]["optimizer"]["parts"], [{"params": ["judge.*"], "name": "none"}])
+                for step, planned in list(zip(answer["steps"], answer["plan"]))[1:]:
+                    self.assertAlmostEqual(planned["allocated_bytes"] / step["allocated_bytes"], 1, delta=within, msg=answer["plan"])
+
+    def test_several_optimizers_of_one_step(self):
+        answer, job = self.watch("turns.py", "together", flags=("--world", "8"))
+        self.assert_as_planned(answer)
+        self.assertEqual(job["train"]["optimizer"]["impl"], "for_loop")
+        self.assertEqual(job["train"]["optimizer"]["parts"], [{"params": ["judge.*"], "name": "sgd", "weight_decay": 0.0, "momentum": 0.9}])
+
+    def test_gradients_of_outputs_come_before_those_of_the_model(self):
+        """The first backward reaches outputs alone; the last step ends inside of an evaluation's inference_mode."""
+        answer, job = self.watch("turns.py", "cached", flags=("--world", "8"))
+        self.assert_as_planned(answer)
+        self.assertEqual(job["train"]["micro_batches"], 2)
+        self.assertFalse(any("stands for it" in note for note in answer["notes"]), answer["notes"])
+        self.assertTrue(any("an evaluation" in note for note in answer["notes"]), answer["notes"])
+
+    def test_blocks_that_fsdp1_wraps_twice(self):
+        answer, job = self.watch("turns.py", "twice", flags=("--world", "8"))
+        self.assert_as_planned(answer)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual([each["units"] for each in job["fsdp"]["overrides"]], [["blocks.0"], ["blocks.1"], ["blocks.2"]])
+
     def test_what_the_script_holds_beside_its_model(self):
         """A teacher that is whole on every rank: no part of the model, bytes of the job."""
         answer, job = self.watch("losses.py", "--teacher", "whole")

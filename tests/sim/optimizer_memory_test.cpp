@@ -295,6 +295,31 @@ TEST_F(OptimizerMemory, TorchsElementwiseOptimizersKeepAndTakeWhatWasRecorded) {
   }
 }
 
+TEST_F(OptimizerMemory, AmsgradKeepsTheLargestMomentsToo) {
+  job.train.optimizer.name = OptimizerKind::AdamW;
+  const Prediction plain = predicted();
+  job.train.optimizer.amsgrad = true;
+  const Prediction with = predicted();
+  EXPECT_NEAR(with.iterations.at(1).end_allocated - plain.iterations.at(1).end_allocated, kAll, kSlack);
+  EXPECT_NEAR(beside(1), kAll, 2 * kSlack) << "the root of one of them, as without";
+}
+
+/// Two optimizers in one step, and parameters that nothing steps in it.
+TEST_F(OptimizerMemory, PartsHaveOptimizersOfTheirOwn) {
+  job.train.optimizer.weight_decay = 0;
+  const Prediction nothing = predicted();  // SGD keeps nothing
+  const auto kept = [&] { return predicted().iterations.at(1).end_allocated - nothing.iterations.at(1).end_allocated; };
+  job.train.optimizer.name = OptimizerKind::AdamW;
+  EXPECT_NEAR(kept(), 2 * kAll, 2 * kSlack);
+  OptimizerPart table{{"*embed_tokens.weight"}, true, {}};
+  table.options = {.name = OptimizerKind::Sgd, .weight_decay = 0, .momentum = 0.9};
+  job.train.optimizer_parts = {table};
+  EXPECT_NEAR(kept(), 2 * kAll - kEmbedding, 2 * kSlack);
+  job.train.optimizer_parts[0].steps = false;
+  EXPECT_NEAR(kept(), 2 * kAll - 2 * kEmbedding, 2 * kSlack);
+  EXPECT_NEAR(beside(1), kAll - kEmbedding, 2 * kSlack);
+}
+
 // The page's model and figures: 43.0 M parameters, two ranks, three steps.
 TEST_F(OptimizerMemory, BytesOfStatesAndTemporariesAreThoseRecorded) {
   std::ofstream(job.model.source) << R"({"model_type": "llama", "hidden_size": 512, "intermediate_size": 1536,

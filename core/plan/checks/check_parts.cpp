@@ -180,7 +180,7 @@ bool is_sharded(const PlanUnit& unit) {
 bool keeps_after_forward(const Plan& plan, UnitId id, bool is_root) {
   const PlanUnit& unit = plan.units[id.index()];
   if (has_fsdp2_layouts(plan.runtime)) return unit.reshard_after_forward.kind == ReshardAfterForward::Kind::False;
-  if (is_root) return true;  // S2
+  if (is_root && !unit.wrapped_twice) return true;  // S2
   return unit.strategy == Strategy::ShardGradOp || unit.strategy == Strategy::HybridShardZero2;
 }
 

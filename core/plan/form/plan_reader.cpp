@@ -293,6 +293,7 @@ class PlanReader {
     u.reduce_dtype = dtype(at, "reduce_dtype");
     u.keep_low_precision_grads = flag(at, "keep_low_precision_grads");
     u.reshard_after_forward = reshard(at);
+    if (find(at, "wrapped_twice")) u.wrapped_twice = flag(at, "wrapped_twice");
     each(at, "flat", [&](const At& e) {
       const std::optional<At> fqn = find(e, "fqn");
       const ParamId id = fqn && fqn->value->is_null() ? ParamId() : param(e, "fqn");

@@ -178,6 +178,7 @@ void write_unit(Sink& sink, const Plan& plan, std::size_t index) {
   put(sink, "reduce_dtype", dtype_name(unit.reduce_dtype));
   put_flag(sink, "keep_low_precision_grads", unit.keep_low_precision_grads);
   write_reshard(sink, unit.reshard_after_forward);
+  if (unit.wrapped_twice) put_flag(sink, "wrapped_twice", true);
   write_layout(sink, plan, unit);
 }
 

@@ -168,7 +168,7 @@ void Forward::post_forward(UnitState& u, const std::vector<std::int32_t>& output
     std::vector<UnitId>& post_order = run_.order_of(u).post_order;
     if (u.post_index <= 0) u.post_index = static_cast<std::int32_t>(post_order.size());
     post_order.push_back(u.id);
-    gathering_.reshard(u, !u.is_root && u.reshard_after_forward, Stream::D);
+    gathering_.reshard(u, u.frees_after_forward, Stream::D);
   }
   if (run_.grad_enabled) {
     if (u.is_root) run_.order_of(u).callback_queued = false;

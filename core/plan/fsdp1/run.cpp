@@ -87,7 +87,9 @@ void Run::make_unit(UnitId id) {
   u.is_root = root_of[id.index()] == id && (root_is_unit || id.value != 0);
   u.sharded = unit.strategy != Strategy::NoShard;
   u.hybrid = unit.strategy == Strategy::HybridShard || unit.strategy == Strategy::HybridShardZero2;
+  // S1, S2: a root stays gathered, but for one inside of a wrapper that has nothing left to gather (wrapped twice).
   u.reshard_after_forward = reshards_after_forward(unit.strategy);
+  u.frees_after_forward = u.reshard_after_forward && (!u.is_root || unit.wrapped_twice);
   u.casts_params = unit.param_dtype != unit.orig_dtype;
   u.offload = job.fsdp.cpu_offload;
   u.use_orig_params = job.fsdp.use_orig_params;

@@ -25,6 +25,7 @@ struct UnitState {
   bool sharded = true;
   bool hybrid = false;
   bool reshard_after_forward = true;  // S1: frees after forward unless root
+  bool frees_after_forward = true;    // whether it does
   bool casts_params = false;          // e_c differs from e_o (M2)
   bool offload = false;
   bool use_orig_params = false;

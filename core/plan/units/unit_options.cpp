@@ -23,13 +23,15 @@ Result<void> check_strategy(const Job& job, Strategy strategy, const std::string
 
 Result<void> check_override(const Job& job, const UnitOverride& override_, const std::string& place) {
   const bool fsdp1 = job.fsdp.runtime == Runtime::Fsdp1;
-  if (fsdp1 && (override_.reshard_after_forward || !override_.shard_dim.empty())) {
+  const auto& reshard = override_.reshard_after_forward;
+  const bool others = reshard && reshard->kind != ReshardAfterForward::Kind::True;
+  if (fsdp1 && (others || !override_.shard_dim.empty())) {
     return fail({ErrorCode::Unsupported,
                  "an fsdp2 option of a unit",
                  {},
                  place,
                  "strategy or mixed_precision",
-                 override_.reshard_after_forward ? "reshard_after_forward" : "shard_dim",
+                 others ? "reshard_after_forward" : "shard_dim",
                  "set fsdp.runtime = \"fsdp2\", or use strategy"});
   }
   if (has_fsdp2_layouts(job.fsdp.runtime) && override_.backward_prefetch) {
@@ -57,6 +59,7 @@ Result<void> check_override(const Job& job, const UnitOverride& override_, const
 UnitOptions default_options(const Job& job, std::string_view unit) {
   UnitOptions options{job.fsdp.strategy, job.fsdp.mixed_precision, job.fsdp.reshard_after_forward, {}};
   if (unit.empty()) options.reshard.kind = ReshardAfterForward::Kind::False;  // F2-12: None means False for the root
+  if (job.fsdp.runtime == Runtime::Fsdp1) options.reshard.kind = ReshardAfterForward::Kind::False;  // S2: a root's
   if (job.fsdp.runtime == Runtime::None) options.strategy = Strategy::NoShard;
   return options;
 }

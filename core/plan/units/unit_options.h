@@ -14,7 +14,7 @@ namespace foreshard {
 struct UnitOptions {
   Strategy strategy = Strategy::FullShard;
   MixedPrecision precision;
-  ReshardAfterForward reshard;                    // fsdp2; the root's default is False (F2-12)
+  ReshardAfterForward reshard;                    // the root's default is False (F2-12); fsdp1: of roots alone
   std::map<std::string, std::int64_t> shard_dim;  // fsdp2: parameter pattern -> dimension
   bool operator==(const UnitOptions&) const = default;
 };

@@ -222,6 +222,7 @@ Result<PlanUnit> make_unit(Draft& d, std::size_t index, const RankGroups& groups
     if (!reshard) return tl::unexpected(reshard.error());
     unit.reshard_after_forward = *reshard;
   }
+  unit.wrapped_twice = d.fsdp1() && d.options[index].reshard.kind == ReshardAfterForward::Kind::True;
   for (ParamId param : unit.params) unit.numel += numel_of(d.model.params[param.index()].shape);
   unit.requires_grad =
       std::any_of(unit.params.begin(), unit.params.end(), [&](ParamId p) { return d.part.trainable[p.index()]; });

@@ -159,6 +159,8 @@ class Functions:
         made = {storage_key(t) for t in tree_flatten(gradients)[0] if isinstance(t, torch.Tensor)}
         workspace = inside.peak - sum(nbytes for key, (_, nbytes) in inside.live.items() if key in made)
         if gradients is not None:
+            if inside.flops != 2 * frame.flops:  # what a forward has computed ahead, or a backward computes again
+                frame.row["opaque"]["backward_flops"] = inside.flops
             blocks = sorted((nbytes for key, nbytes in inside.at_peak.items() if key not in made), reverse=True)
             frame.row["opaque"]["backward"] += [{"shape": [n], "dtype": "uint8"} for n in _of_sum(blocks, workspace)]
 

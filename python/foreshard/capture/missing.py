@@ -1,4 +1,4 @@
-"""Shapes of operators that PyTorch's fake tensors do not know."""
+"""Shapes and types of operators that PyTorch's fake tensors do not know, or know otherwise."""
 
 from __future__ import annotations
 
@@ -39,7 +39,15 @@ def _with_mask(mode, func, first, *args, **named):
         return torch.empty_like(first), torch.empty_like(first, dtype=torch.bool)
 
 
+def _cross_entropy_of_targets(mode, func, input, target, weight=None, pos_weight=None, reduction=1, **named):
+    """`(1 - target).mul_(input)` is where ATen begins: the loss is of the target's type, whatever wider one the input has (Loss.cpp). The
+    decomposition promotes."""
+    with mode:
+        return torch.empty_like(target) if reduction == 0 else target.new_empty(())
+
+
 _FAKES = {
+    "binary_cross_entropy_with_logits.default": _cross_entropy_of_targets,
     "_sample_dirichlet.default": _like_first,
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default": _with_mask,
     "_thnn_fused_gru_cell.default": _gru_cell,

@@ -219,22 +219,25 @@ def write_temporaries(recorder: Recorder, frame: Opaque, row, results, carried) 
         recorder.ops.append(row)
         frame.write_places({at: before for at in made})
         return before, False
-    at_once, rows, row_of = made[-1], [], {}  # what stays is made in one go: when the last of it is
+    at_once, rows, row_of = made[-1], [], {}  # what stays is the row's: when the last of it is made
+    early = _made_before_others(frame, made)
 
     live: dict[int, Storage] = {}
     for at, (key, nbytes) in enumerate(frame.events):
-        if at in made:
-            if at == at_once:
-                rows.append(row)
-        elif nbytes > 0:
+        if at == at_once:
+            for standing in (each for each in early if each in live):
+                live.pop(standing).death = before + len(rows) - 1
+            rows.append(row)
+        elif nbytes > 0 and (at not in made or key in early):
             live[key] = Storage(None, nbytes, born=before + len(rows), death=before + len(rows))
             value = Value(recorder.table.new_name(), (nbytes,), torch.uint8, (1,), live[key])
             live[key].values.append(value)
             rows.append(
                 {"op": "aten.empty.memory_format", "module": row["module"], "call": row["call"], "args": [[nbytes]],
-                 "kwargs": {"dtype": {"dtype": "uint8"}} | _dispatched(frame.makers[at]), "out": [value]}
+                 "kwargs": {"dtype": {"dtype": "uint8"}} | _dispatched("" if at in made else frame.makers[at]), "out": [value]}
             )  # fmt: skip
-            row_of[at] = before + len(rows) - 1
+            if at not in made:
+                row_of[at] = before + len(rows) - 1
             if "region" in row:
                 rows[-1]["region"] = row["region"]
         elif key in live:
@@ -245,3 +248,10 @@ def write_temporaries(recorder: Recorder, frame: Opaque, row, results, carried) 
     own = before + rows.index(row)
     frame.write_places(row_of | {at: own for at in made})
     return own, True
+
+
+def _made_before_others(frame: Opaque, made: list[int]) -> set[int]:
+    """Storages that stay and are there while others come and go (a gradient that chunks are added to): until the row makes them, room
+    of their size stands for them."""
+    between = [at for at, (_, nbytes) in enumerate(frame.events) if nbytes > 0 and at not in made and at < made[-1]]
+    return {frame.events[at][0] for at in made[:-1] if between and at < between[-1]}

@@ -43,16 +43,16 @@ def _is_there(row: tuple) -> bool:
     return row[0]() is not None and _address(row[0]()) == row[1]
 
 
-def found(root, given: set[int], optimizers: list) -> int:
+def found(root, given: set[int], optimizers: list, gradients: dict[int, int]) -> int:
     """Bytes, without the model's (another root of FSDP's may be part of it), what the step was seen to take (`given`) and what its
-    optimizers keep: the plan has these."""
+    optimizers keep: the plan has these. `gradients`: sizes by address of those that are another turn's."""
     own = _owned(root, given)
     for state in (state for optimizer in optimizers for state in optimizer.state.values()):
         own |= {_address(each) for each in _inside(state, 3)}
     rows = _held[-1] if _held else []
     if len(_held) == 2:
         rows = [row for row in rows if _is_there(row)]
-    total = sum({address: size for _, address, size in rows if address not in own}.values())
+    total = sum(({address: size for _, address, size in rows if address not in own} | gradients).values())
     total += sum({row[1]: row[2] for row in _of_step or () if not _is_there(row)}.values())
     return total if total >= _LEAST else 0
 

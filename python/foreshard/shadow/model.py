@@ -62,6 +62,14 @@ def write(root, found: dict, call: dict) -> dict | None:
         return {"file": "model-config.json", "seconds": round(time.monotonic() - began, 2), "notes": []}
 
 
+def name_by_turn(written: dict, turn: int) -> dict:
+    """Behind the first turn's, which keeps the names: model-2.json."""
+    stem, _, ending = written["file"].rpartition(".")
+    name = f"{stem}-{turn + 1}.{ending}"
+    os.replace(folder() / written["file"], folder() / name)
+    return written | {"file": name}
+
+
 def _captured(module, found, call):
     from foreshard.capture.known import beside_a_script
 

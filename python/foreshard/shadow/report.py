@@ -30,7 +30,7 @@ def write() -> None:
     from .notes import notes
 
     document = {
-        "rank": world.rank(), "world_size": world.world_size(), "steps": _told("steps", []), "setting": _told("setting", None), "notes": notes(),
+        "rank": world.rank(), "world_size": world.world_size(), "steps": _told("steps", []), "setting": _told("setting", None), "turns": _told("turns", []), "notes": notes(),
         "failure": _failure, "host_peak_bytes": _host_peak(), "python": sys.version.split()[0],
     }  # fmt: skip
     if "torch" in sys.modules:

@@ -118,6 +118,12 @@ def forget() -> None:
     _tape = None
 
 
+def pause() -> None:
+    """What comes now belongs to another turn."""
+    if _tape is not None and not _tape.is_over():
+        _tape.close()
+
+
 def has(module) -> bool:
     """A root of the step, or a part of one."""
     return _tape is not None and _tape.has(module)
@@ -318,7 +324,7 @@ class Tape:
         return dtensors.Gathered() if gathers else function
 
     def ends(self, loss) -> None:
-        if self._over or self.paused:
+        if self._over or self.paused or not self._trains:  # gradients of outputs alone (GradCache): the model's backward comes
             return
         self.close()
         slot = self._slots.get(id(loss))
@@ -433,7 +439,7 @@ def _new_tape() -> Tape:
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
-            if function is torch.Tensor.grad.__get__:  # zero_grad between loss and backward
+            if function == torch.Tensor.grad.__get__:  # zero_grad between loss and backward; gradients of outputs, which are given
                 return function(*args, **(kwargs or {}))
             return self.tape.note_call(function, args, kwargs or {}, function)
 
@@ -485,6 +491,7 @@ class _Player:
         import torch
 
         self._modules, self._tensors, self._cast, self.loss = modules, dict(given), None, None
+        given.clear()  # a batch that no name holds goes when the rows say so
         self._outside = _autocast(torch)
 
     def play(self, rows) -> None:

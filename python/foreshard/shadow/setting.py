@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import traceback
 import weakref
 
-from . import beside, float8, loss, model, names, own_parts, report, script_step, sequence, steps, tensor_plan, units
+from . import beside, float8, loss, model, names, own_parts, report, script_step, sequence, steps, tensor_plan, turns, units
 from .hooks import after_import
 from .notes import note
 from .reads import values
@@ -21,16 +22,19 @@ _init = ""
 _scaler = False
 _checkpointed: dict[str, dict] = {}
 _optimizer_of_step: weakref.ref | None = None
-_gradients: dict[str, bool] = {}  # of a later step: whether there are any when its forward and its backward begin
+_gradients: dict = {}  # of a later step: whether there are any when its forward and its backward begin; bytes of another turn's
 _together = None
 _plain: dict = {"ends": lambda: None}
 _in_training_mode = False  # a root has run in it
 _found: dict | None = None
+_settings: list[dict] = []  # by turn, at the end
 
 
 def begin() -> None:
-    report.told_by("setting", lambda: _found)
-    steps.watched_by(optimizer_steps, offloads, finish)
+    report.told_by("setting", lambda: _settings[0] if _settings else _found)
+    report.told_by("turns", lambda: _settings[1:])
+    steps.watched_by(optimizer_steps, offloads, finish, turn_ends, stepped)
+    turns.watch(sys.modules[__name__], ("_first_call", "_checkpointed", "_optimizer_of_step", "_gradients", "_together", "_found", "_clip", "_scaler"))
     after_import("torch.distributed.fsdp._fully_shard._fully_shard", functools.partial(_watch_fully_shard, name="fully_shard"))
     after_import("torch.distributed._composable.replicate_with_fsdp", functools.partial(_watch_fully_shard, name="replicate"))
     after_import("torch.distributed.fsdp._fully_shard._fsdp_state", _watch_fsdp2_forward)
@@ -286,12 +290,14 @@ def _root_runs(module, args, kwargs) -> bool:
     if torch._C._current_graph_task_id() != -1:  # backward runs it again
         return False
     if not torch.is_grad_enabled() or not _may_train(module):
+        if not module.training and _in_training_mode and steps.between() and script_step.has(module):
+            note("forwards without gradients behind the backward of a step (an evaluation) are no part of the plan; the figures of the step have their memory")
         return script_step.root_begins_aside(module, args, kwargs)
     if steps.root_forward():
         beside.step_begins()
-        if steps.figures():
+        if not steps.is_first():
             _gradients["forward"] = _has_gradients(module)
-    if steps.figures() and script_step.roots() and not script_step.has(module):
+    if not steps.is_first() and script_step.roots() and not script_step.has(module):
         note(f"another model trains beside it: {names.class_of(module).__name__}; the plan has of it what it held at first (train.beside)")
     script_step.root_begins(module, args, kwargs)
     loss.root_begins()
@@ -319,10 +325,12 @@ def _may_train(module) -> bool:
 
 def backward_begins() -> None:
     root = _root()
-    if not steps.figures():
+    if steps.is_first():
         beside.backward_begins(root, script_step.storages())
-    if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and steps.figures():
+    if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and not steps.is_first():
         _gradients["backward"] = _has_gradients(root)
+        if turns.count() > 1 and _optimizer_of_step is not None:
+            _gradients["of_others"] = turns.gradients_of_others(root, _optimizer_of_step())
 
 
 def _reduces(root) -> bool:
@@ -427,7 +435,7 @@ def _optimizer(optimizer) -> dict:
         "name": type(optimizer).__name__,
         "library": type(optimizer).__module__.partition(".")[0],
         "impl": _impl(options, _loops(optimizer)),
-        "lr": float(options.get("initial_lr", options.get("lr", 0))), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
+        "amsgrad": bool(options.get("amsgrad")), "lr": float(options.get("initial_lr", options.get("lr", 0))), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
         "weight_decay": float(options.get("weight_decay") or 0), "momentum": float(options.get("momentum") or 0),
         "alpha": float(options.get("alpha") or 0.99), "centered": bool(options.get("centered")), "decoupled_weight_decay": bool(options.get("decoupled_weight_decay")),
     }  # fmt: skip
@@ -447,14 +455,13 @@ def _impl(options: dict, loops: bool) -> str:
     return "fused" if options.get("fused") else "for_loop" if loops else "foreach"
 
 
-def _optimizers_of(root) -> list:
+def _optimizers_of(root, turn: int) -> list:
     trained = set() if root is None else {id(p) for p in root.parameters()}
-    return [each for each in steps.optimizers() if any(id(p) in trained for group in each.param_groups for p in group["params"])]
+    return [each for each in steps.optimizers(turn) if any(id(p) in trained for group in each.param_groups for p in group["params"])]
 
 
-def _states() -> int:
+def _states(optimizer) -> int:
     """Tensors of a parameter's size that the optimizer keeps for each; -1 where that is not known."""
-    optimizer = _optimizer_of_step() if _optimizer_of_step is not None else None
     for parameter, state in getattr(optimizer, "state", {}).items():
         if isinstance(state, dict) and parameter.numel() > 1:
             return sum(1 for each in state.values() if getattr(each, "shape", None) == parameter.shape)
@@ -469,7 +476,10 @@ def _zero_grad() -> str:
 
 
 def _has_gradients(root) -> bool:
-    return root is not None and any(p.grad is not None for p in root.parameters())
+    """Of what this turn's optimizer steps."""
+    optimizer = _optimizer_of_step() if _optimizer_of_step is not None and turns.count() > 1 else None
+    trained = [p for group in optimizer.param_groups for p in group["params"]] if optimizer is not None else root.parameters() if root is not None else []
+    return any(p.grad is not None for p in trained)
 
 
 def _replicates_parts(optimizer) -> bool:
@@ -494,25 +504,57 @@ def _batch(torch) -> dict:
     return {"batch": leaves[0].shape[0]} if leaves and leaves[0].dim() else {}
 
 
+def stepped() -> None:
+    """Before the script clears another turn's gradients for the forward that comes."""
+    if "of_others" in _gradients:
+        _gradients["behind"] = turns.untouched(_gradients.pop("of_others"))
+
+
+def turn_ends(turn: int, keeps: bool, anew: bool) -> None:
+    """A step of this turn has ended (turns.py). Turns come round in one order."""
+    if keeps:
+        turns.keep(turn)
+    if anew or turns.count() > 1:
+        turns.go_to(turns.count() if anew else (turn + 1) % turns.count())
+
+
 def finish() -> None:
-    """What only the end knows, and the model as a file."""
-    if _found is None:
-        return
+    """What only the end knows, and the models as files: that of the first turn last."""
     _plain["runs"] = True  # what runs from now on is a copy
+    for turn in range(turns.count() - 1, -1, -1) or (0,):
+        if turns.count():
+            turns.go_to(turn)
+        if _found is None:
+            continue
+        _finish(turn)
+        if turn and _found["model"] is not None:
+            _found["model"] = model.name_by_turn(_found["model"], turn)
+        _settings.insert(0, _found)
+
+
+def _tell_optimizers(turn: int, roots_optimizers: list) -> None:
+    root, first = _root(), _optimizer_of_step() if _optimizer_of_step is not None else None
+    _found["optimizer"]["states"] = _states(first)
+    others, _found["waiting"] = ([], []) if "in_backward" in _found["optimizer"]["impl"] else turns.parts(root, first, roots_optimizers)
+    _found["others"] = [_optimizer(each) | {"states": _states(each), "params": names_} for each, names_ in others]
+
+
+def _finish(turn: int) -> None:
     if _found["alone"] and tensor_plan.ranks(_root()) == 1:
         note("nothing shards this model: the job is one rank's; with --set fsdp.runtime=fsdp2 --set cluster.world_size=8 its plan is sharded (fsdp.wrap says how)")
-    passes = steps.micro_batches_of_last_step()
+    passes = steps.micro_batches_of_last_step(turn)
     _found["micro_batches"] = len(passes)
     _found["no_sync"] = len(passes) > 1 and [each.reduces for each in passes] == [False] * (len(passes) - 1) + [True]
     if _found["runtime"] == "fsdp2":
         _found["backwards"] = [units.switches_by_name(_found["units"], each.switches) for each in passes]
     _found["zero_grad"] = _zero_grad()
-    _found["optimizer"]["states"] = _states()
-    _found["beside"] = beside.found(_root(), script_step.given_storages(), _optimizers_of(_root()))
+    stepped = _optimizers_of(_root(), turn)
+    _tell_optimizers(turn, stepped)
+    _found["beside"] = beside.found(_root(), script_step.given_storages(), stepped, _gradients.get("behind", {}))
     _found["allocator"] = _allocator()
     _found["clip"] = _clip or 0.0
     _found["scaler"] = _scaler
-    done = max(len(steps.figures()), 1)
+    done = max(sum(each["turn"] == turn for each in steps.figures()), 1)
     _found["checkpointed"] = {name: row | {"calls": row["calls"] // (done * len(passes))} for name, row in _checkpointed.items()}
     _found["loss"] = loss.found()
     _found["keeps_outputs"] = loss.kept()
@@ -540,7 +582,7 @@ def finish() -> None:
     import torch
 
     try:
-        with torch.enable_grad():
+        with torch.inference_mode(False), torch.enable_grad():  # the step that ends may end before an evaluation
             _found["model"] = model.write(_root(), _found, _first_call)
     except Exception as error:  # the figures stand without it
         if os.environ.get("FORESHARD_SHADOW_DEBUG"):

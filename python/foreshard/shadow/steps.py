@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import io
 import os
 import sys
@@ -33,14 +34,17 @@ class _Watcher(NamedTuple):
     optimizer_steps: Callable[[Any], None] = lambda optimizer: None
     offloads: Callable[[], bool] = lambda: False
     finish: Callable[[], None] = lambda: None
+    turn_ends: Callable[[int, bool, bool], None] = lambda turn, keeps, anew: None  # its number, whether what was watched is its, whether what comes may be another's
+    stepped: Callable[[], None] = lambda: None
 
 
 _watcher = _Watcher()
 
 
-def watched_by(optimizer_steps: Callable[[Any], None], offloads: Callable[[], bool], finish: Callable[[], None]) -> None:
+def watched_by(*told: Callable) -> None:
+    """In the order of _Watcher."""
     global _watcher
-    _watcher = _Watcher(optimizer_steps, offloads, finish)
+    _watcher = _Watcher(*told)
 
 
 def begin() -> None:
@@ -66,13 +70,23 @@ class Pass(NamedTuple):
     switches: dict = {"last": True, "units": []}
 
 
-def micro_batches_of_last_step() -> list[Pass]:
-    return [Pass()] if _state is None or not _state.passes_of_last_step else _state.passes_of_last_step
+def micro_batches_of_last_step(turn: int = 0) -> list[Pass]:
+    return [Pass()] if _state is None else _state.passes_of_turn.get(turn) or [Pass()]
 
 
-def optimizers() -> list:
-    """All that have stepped: one for each parameter where they step in backward."""
-    return [] if _state is None else list(_state.optimizers)
+def optimizers(turn: int = 0) -> list:
+    """All that have stepped in such a step: one for each parameter where they step in backward."""
+    return [] if _state is None else list(_state.optimizers.get(turn, ()))
+
+
+def between() -> bool:
+    """Whether a step has ended and no forward of the next has begun."""
+    return _state is not None and bool(_state.figures) and not _state.forwards and not _state.passes and not _state.is_first
+
+
+def is_first() -> bool:
+    """Whether no step of this turn has ended."""
+    return _state is None or _state.is_first
 
 
 def forward_begins(module) -> None:
@@ -102,6 +116,8 @@ def forget_forwards() -> bool:
 def backward(begins: Pass) -> bool:
     """A backward begins; several of one forward are one pass. Whether it is the step's first."""
     if _state is None or not _state.forwards:
+        if _state is not None and _state.passes and not _state.stepped() and _state.is_first:
+            note("several backwards of one forward (retain_graph): the plan has the first one's alone; the others gather and reduce once more")
         return False
     _state.passes.append(begins)
     _state.forwards = 0
@@ -114,13 +130,15 @@ class _Steps:
         self.figures: list[dict] = []
         self.forwards = 0  # since the last backward
         self.passes: list[Pass] = []
-        self.passes_of_last_step: list[Pass] = []
+        self.passes_of_turn: dict[int, list[Pass]] = {}  # of the last step of each
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._last_ns = 0
         self._stepped_row: dict = {}  # figures until the latest optimizer's end
-        self.optimizers = weakref.WeakSet()  # that have stepped
-        self._stepped: set[int] = set()  # optimizers that have stepped since the last end
-        self._turn: set[int] = set()  # those of the first step
+        self.optimizers: dict[int, weakref.WeakSet] = {}  # that have stepped, by turn
+        self._now = weakref.WeakSet()  # since the last end
+        self._stepped: set[int] = set()  # their ids
+        self._turns: list[set[int]] = []  # by turn: those of its first step
+        self.is_first = True
         self._told = False  # the watcher, of the first optimizer
         self._trains = False  # a backward has begun
         self._on_host: set[int] = set()  # parameters that an optimizer steps there
@@ -150,6 +168,10 @@ class _Steps:
 
     # ---- the optimizer
 
+    def stepped(self) -> bool:
+        """Whether an optimizer has stepped since the last end."""
+        return bool(self._stepped)
+
     def watch(self, module) -> None:
         module.register_optimizer_step_pre_hook(self._before)
         module.register_optimizer_step_post_hook(self._after)
@@ -169,7 +191,7 @@ class _Steps:
     def _before(self, optimizer, args, kwargs):
         if id(optimizer) in self._stepped and not in_backward():  # no forward of a module in between
             self._close()
-        if not self.figures and not self._stepped and self.passes:  # else its closure runs the model
+        if self.is_first and not self._stepped and self.passes:  # else its closure runs the model
             self._tell(optimizer)
 
     def _after(self, optimizer, args, kwargs):
@@ -184,14 +206,15 @@ class _Steps:
             report.failure("bad-input", "the script trains on the CPU: its optimizer's parameters are on the host",
                            "move the model to a GPU (model.cuda(), or FSDP on a mesh of \"cuda\"), as it would train")  # fmt: skip
             report.end(3)
-        if not self.figures and not self._told:
+        if self.is_first and not self._told:
             self._tell(optimizer)
         if not self._stepped:  # what comes now belongs to the next step's collectives already (model.unshard())
             device.mark(f"step {len(self.figures) + 1} ends")
         self._stepped.add(id(optimizer))
-        self.optimizers.add(optimizer)
+        self._now.add(optimizer)
         self._on_host |= on_host
         self._stepped_row = self._row()
+        _watcher.stepped()
         if not self.figures:  # once more: what PyTorch takes down at exit, the later comes first, is still needed
             atexit.unregister(self.script_ends)
             atexit.register(self.script_ends)
@@ -231,19 +254,32 @@ class _Steps:
             self._forward_hook = None
         if not self._stepped:
             return
-        self._turn = self._turn or set(self._stepped)
-        if self._turn.isdisjoint(self._stepped):
+        turn = next((i for i, each in enumerate(self._turns) if not each.isdisjoint(self._stepped)), len(self._turns))
+        if turn and turn == len(self._turns):
             note("optimizers step in turns, each behind a loss and a backward of its own (a GAN's generator and discriminator): every turn counts "
-                 "as a step, and the plan is of the first one's")  # fmt: skip
-        self._stepped.clear()
+                 "as a step, and has a plan of its own; what other turns keep lies beside it, in its first step too, where it is not there yet")  # fmt: skip
         row = self._stepped_row if last else self._row()
         self._last_ns += row["virtual_ns"]
-        self.figures.append(row)
-        self.passes_of_last_step, self.passes, self.forwards = self.passes, [], 0
+        self.figures.append(row | {"turn": turn})
+        self.passes_of_turn[turn], self.passes, self.forwards = self.passes, [], 0
+        self.optimizers.setdefault(turn, weakref.WeakSet()).update(self._now)
+        self._next_turn(turn)
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._reset(torch.cuda.current_device())
         if self.wanted and len(self.figures) >= self.wanted:
             self.end(0)
+
+    def _next_turn(self, turn: int) -> None:
+        """The step that begins may be the first of another turn as long as none has come again."""
+        repeats = turn < len(self._turns)
+        if not repeats:
+            self._turns.append(set(self._stepped))
+        several = self.is_first and not repeats and _others_than(set().union(*self._turns))
+        _watcher.turn_ends(turn, not (repeats and self.is_first), several)
+        self.is_first = several
+        self._told = not several
+        self._stepped.clear()
+        self._now.clear()
 
     def end(self, code: int) -> None:
         if self._ended:
@@ -261,6 +297,13 @@ class _Steps:
         # An interpreter beside the script's own (a launcher, a compiler's helper) trains nothing.
         if not report.exists():
             report.write()
+
+
+def _others_than(stepped: set[int]) -> bool:
+    """Whether there is an optimizer that has not stepped in any turn."""
+    from torch.optim import Optimizer
+
+    return any(issubclass(type(each), Optimizer) and id(each) not in stepped for each in gc.get_objects())
 
 
 def in_backward() -> bool:

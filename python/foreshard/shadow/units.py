@@ -26,7 +26,12 @@ def found(root) -> list[dict]:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     if any(isinstance(module, FullyShardedDataParallel) for module in root.modules()):
-        return [_unit1(name, m) for name, m in root.named_modules() if isinstance(m, FullyShardedDataParallel)]
+        wrapped = [(name, m) for name, m in root.named_modules() if isinstance(m, FullyShardedDataParallel)]
+        inner = {id(m._fsdp_wrapped_module) for _, m in wrapped}  # wrapped twice: the outer one has nothing to gather, and is the root of the other
+        return [
+            _unit1(name, m) | {"wrapped_twice": id(m) in inner}
+            for name, m in wrapped if not isinstance(m._fsdp_wrapped_module, FullyShardedDataParallel)
+        ]  # fmt: skip
     return _units2(root)
 
 

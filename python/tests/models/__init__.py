@@ -41,7 +41,7 @@ def ids(vocabulary: int, *shape: int, device) -> torch.Tensor:
 
 
 def load() -> dict[str, Case]:
-    from . import archivists, composers, corners, decoders, experts, further, images, inventors, latecomers, learners, makers, mechanics, meshed, moderns, newcomers, others, outsiders, penalties, potters, recurrent, sequences, spaces, strangers, surveyors, tinkerers, toolbox, trainings, visitors, weavers  # noqa: F401 - they register
+    from . import archivists, composers, corners, decoders, drafts, experts, further, images, inventors, latecomers, learners, makers, mechanics, meshed, moderns, newcomers, others, outsiders, penalties, potters, recurrent, sequences, spaces, strangers, surveyors, tinkerers, toolbox, trainings, visitors, weavers  # noqa: F401 - they register
 
     return CASES
 

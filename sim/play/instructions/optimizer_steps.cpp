@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/runtime_layouts.h"
 
@@ -50,10 +53,32 @@ OptimizerSteps::OptimizerSteps(PlayContext& context, const std::vector<LocalPara
   std::copy_if(params.begin(), params.end(), std::back_inserter(ignored), [](const auto& p) { return p.unit < 0; });
   if (job.fsdp.cpu_offload && !ignored.empty()) beside_offload_.emplace(job, std::move(ignored));
   if (steps_in_backward(job.train.optimizer.impl)) in_backward_.emplace(job, params);
+  if (!job.train.optimizer_parts.empty()) make_parts(params);
   if (job.train.optimizer.name != OptimizerKind::Muon) return;
   Job rest = job;
   rest.train.optimizer.name = OptimizerKind::AdamW;
   beside_muon_.emplace(rest, params_beside_muon(context.model, params));
+}
+
+/// train.optimizer.parts: the job's own optimizer has what none of them names, and steps first.
+void OptimizerSteps::make_parts(const std::vector<LocalParam>& params) {
+  const TrainOptions& train = context_.job.train;
+  std::vector<std::vector<LocalParam>> of(train.optimizer_parts.size() + 1);
+  for (const LocalParam& param : params) {
+    const std::string& name = context_.model.params[param.param.index()].fqn;
+    const auto names = [&](const std::string& pattern) { return matches_pattern(pattern, name); };
+    const auto part = std::find_if(train.optimizer_parts.begin(), train.optimizer_parts.end(), [&](const auto& each) {
+      return std::any_of(each.params.begin(), each.params.end(), names);
+    });
+    const bool own = part == train.optimizer_parts.end();
+    of[own ? 0 : static_cast<std::size_t>(part - train.optimizer_parts.begin()) + 1].push_back(param);
+  }
+  Job job = context_.job;
+  for (std::size_t i = 0; i < of.size(); ++i) {
+    if (i > 0 && !train.optimizer_parts[i - 1].steps) continue;
+    job.train.optimizer = i == 0 ? train.optimizer : train.optimizer_parts[i - 1].options;
+    parts_.emplace_back(job, std::move(of[i]));
+  }
 }
 
 /// Whether backward has stepped every gradient that a clip or a step of the whole would take. Under FSDP1 its hooks
@@ -68,7 +93,7 @@ bool OptimizerSteps::keeps_to_compute(const Instruction& i) const {
   const bool whole = i.kind == InstructionKind::Clip || (i.kind == InstructionKind::OptimizerStep && !i.name.valid() &&
                                                          !i.buffer.param.valid() && i.stream == Stream::D);
   return whole && !i.on_host && context_.plan.runtime != Runtime::Fsdp1 && !in_backward_ && !beside_muon_ &&
-         is_elementwise(options.name) && !context_.device.cost.work().measured();
+         is_elementwise(options.name) && !context_.device.cost.work().measured() && parts_.empty();
 }
 
 bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
@@ -80,6 +105,10 @@ bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
     return in_backward_->step(device, what, i.buffer.param, i.stream, i.on_host);
   if (stepped_in_backward(i)) return true;  // nothing is left
   if (beside_offload_ && i.on_host && !beside_offload_->step(device, what, /*on_host=*/false)) return false;
+  if (!parts_.empty()) {
+    return std::all_of(parts_.begin(), parts_.end(),
+                       [&](OptimizerState& part) { return part.step(device, what, i.on_host); });
+  }
   return (beside_muon_ ? *beside_muon_ : optimizer_).step(device, what, i.on_host);
 }
 

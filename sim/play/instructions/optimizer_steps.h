@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "sim/play/instructions/play_context.h"
 #include "sim/play/resident_state.h"
@@ -25,11 +26,13 @@ class OptimizerSteps {
 
  private:
   OptimizerSteps(PlayContext& context, const std::vector<LocalParam>& params);
+  void make_parts(const std::vector<LocalParam>& params);
   bool stepped_in_backward(const Instruction& i) const;
   bool step(const Instruction& i, const ActivitySpan& what);
 
   PlayContext& context_;
   OptimizerState optimizer_;
+  std::vector<OptimizerState> parts_;           // where several step, or some parameters wait: one for each that steps
   std::optional<StepsInBackward> in_backward_;  // where the job asks for it
   std::optional<OptimizerState> beside_muon_;
   std::optional<OptimizerState> beside_offload_;  // ignored parameters, which no offload takes to the host

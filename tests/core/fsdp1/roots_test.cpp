@@ -67,6 +67,11 @@ std::int64_t gathers(const Plan& plan, const std::string& unit) {
   });
 }
 
+std::ptrdiff_t unit_called(const Plan& plan, const std::string& name) {
+  return std::find_if(plan.units.begin(), plan.units.end(), [&](const PlanUnit& u) { return u.name == name; }) -
+         plan.units.begin();
+}
+
 std::vector<std::int64_t> gathered(bool root) {
   Job job = roots_job();
   job.fsdp.frozen = {"teacher.*"};
@@ -79,6 +84,18 @@ std::vector<std::int64_t> gathered(bool root) {
 TEST(Fsdp1Roots, ATeacherThatIsARootByItselfStaysGathered) {  // S2: a root's is freed by its final callback alone
   EXPECT_THAT(gathered(true), ElementsAre(1, 1, 2, 2));
   EXPECT_THAT(gathered(false), ElementsAre(0, 1, 1, 2));
+}
+
+/// FSDP(FSDP(net)): the outer wrapper has nothing to gather and is the root, so that the inner one frees after forward.
+TEST(Fsdp1Roots, ARootThatIsWrappedTwiceFreesAfterForward) {
+  Job job = roots_job();
+  job.fsdp.frozen = {"teacher.*"};
+  job.fsdp.overrides = {{.units = {"student", "teacher"}, .reshard_after_forward = ReshardAfterForward{}}};
+  const Plan plan = plan_of(taught(), job).value();
+  EXPECT_EQ(gathers(plan, "student"), 2);
+  EXPECT_EQ(gathers(plan, "teacher"), 1);
+  EXPECT_TRUE(plan.units[static_cast<std::size_t>(unit_called(plan, "student"))].wrapped_twice);
+  for (const PlanCheck& check : run_checks(plan)) EXPECT_NE(check.status, CheckStatus::Fail) << check.text;
 }
 
 TEST(Fsdp1Roots, EachWaitsForComputeAndHasAFinalCallback) {

@@ -144,6 +144,25 @@ TEST(LoweringFacts, AnOpaqueOperatorSavesAndTakesWhatItSays) {
             (std::vector<Bytes>{kOne}));
 }
 
+/// A backward that multiplies nothing (gradients that forward has computed ahead) asks cuBLAS for no workspace.
+TEST(LoweringFacts, AnOpaqueBackwardTakesItsOwnProducts) {
+  const auto kernel_of_backward = [](Flops backward_flops) {
+    OpaqueOp opaque;
+    opaque.flops = 77;
+    opaque.backward_flops = backward_flops;
+    const Model model = with_opaque(opaque);
+    const auto lowered = lower(model, segments_by_block(model, ""), all_trainable(model));
+    const std::vector<Kernel>& kernels = lowered->templates[0].backward.kernels;
+    return *std::find_if(kernels.begin(), kernels.end(), [&](const Kernel& kernel) {
+      return lowered->op_names[static_cast<std::size_t>(kernel.op)] == "opaque.my.gate";
+    });
+  };
+  EXPECT_EQ(kernel_of_backward(-1).flops, 2 * 77);
+  EXPECT_EQ(kernel_of_backward(-1).kind, KernelClass::Gemm);
+  EXPECT_EQ(kernel_of_backward(0).flops, 0);
+  EXPECT_EQ(kernel_of_backward(0).kind, KernelClass::Elementwise);
+}
+
 /// Rotated queries stand where they stood: what an operator changes in place is no second tensor, nor when a region
 /// runs again.
 TEST(LoweringFacts, WhatAnOpaqueOperatorChangesInPlaceIsNoNewTensor) {

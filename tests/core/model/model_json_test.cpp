@@ -47,7 +47,7 @@ constexpr const char* kFacts =
  "params": [{"fqn": "a.weight", "shape": [4, 4], "dtype": "float32"}],
  "ops": [{"op": "aten.linear.default", "module": "a", "args": ["%x", "@a.weight"], "out": [{"name": "h", "shape": [2, 4], "dtype": "float32", "held_until": {"op": 2}}], "region": 0},
          {"op": "opaque.my.gate", "module": "", "args": ["%h"], "out": [{"name": "g", "shape": [2, 4], "dtype": "float32", "held_until": "step"}],
-          "opaque": {"saved": ["h", {"shape": [2], "dtype": "int64"}], "bytes_moved": 64, "flops": 5, "workspace_bytes": 512, "backward": [{"shape": [2, 4], "dtype": "float32", "over_given": 0}, null, {"shape": [2], "dtype": "int64", "over_saved": 1}]}},
+          "opaque": {"saved": ["h", {"shape": [2], "dtype": "int64"}], "bytes_moved": 64, "flops": 5, "backward_flops": 3, "workspace_bytes": 512, "backward": [{"shape": [2, 4], "dtype": "float32", "over_given": 0}, null, {"shape": [2], "dtype": "int64", "over_saved": 1}]}},
          {"op": "aten.mse_loss.default", "module": "", "args": ["%g", "%y"], "out": [{"name": "loss", "shape": [], "dtype": "float32", "held_until": "call", "held_by": "a"}]}],
  "module_calls": [{"module": "a", "args": ["x", "%y"]}],
  "regions": [{"id": 0, "kind": "ops", "module": "a", "args": ["x"], "save": [0], "save_collectives": ["_c10d_functional.reduce_scatter_tensor"], "early_stop": false}],

@@ -57,6 +57,20 @@ TEST(JobFile, TakesEveryDefaultFromTheJob) {
   EXPECT_TRUE(loaded.warnings.empty());
 }
 
+TEST(JobFile, PartsOfOptimizersNameTheirParameters) {
+  const auto read = [](const std::string& parts) {
+    return parse_job("[model]\nsource = \"m\"\n[train.optimizer]\nparts = " + parts + "\n", "", kNoSets);
+  };
+  const Job job =
+      read("[{params = [\"a.*\"], name = \"sgd\", momentum = 0.9}, {params = [\"b\"], name = \"none\"}]")->job;
+  ASSERT_EQ(job.train.optimizer_parts.size(), 2U);
+  EXPECT_EQ(job.train.optimizer_parts[0].options.name, OptimizerKind::Sgd);
+  EXPECT_TRUE(job.train.optimizer_parts[0].steps);
+  EXPECT_FALSE(job.train.optimizer_parts[1].steps);
+  EXPECT_EQ(read("[{name = \"sgd\"}]").error().code, ErrorCode::MissingKey);
+  EXPECT_EQ(read("[{params = [\"a\"], rate = 1.0}]").error().code, ErrorCode::UnknownKey);
+}
+
 TEST(JobFile, ReadsEveryTableOfTheFormat) {
   const LoadedJob loaded = load_job(FORESHARD_TEST_DATA "/plan_io/full.toml", kNoSets).value();
   const Job& job = loaded.job;
@@ -163,6 +177,9 @@ TEST(JobFile, RoundTripsRandomJobs) {
     job.fsdp.wrap.policy = static_cast<WrapPolicyKind>(pick(7));
     if (pick(2)) job.fsdp.wrap.units = {{"a"}, {"b", "c"}};
     job.fsdp.mixed_precision.cast_forward_inputs = pick(2) ? std::optional<bool>(pick(2) == 1) : std::nullopt;
+    job.train.optimizer.amsgrad = pick(2) == 1;
+    if (pick(2)) job.train.optimizer_parts.push_back({{texts[2]}, true, {.name = OptimizerKind::Sgd, .momentum = 0.5}});
+    if (pick(2)) job.train.optimizer_parts.push_back({{texts[1], "b.*"}, false, {}});
     job.train.optimizer.lr = static_cast<double>(random()) / 1e13;
     job.train.optimizer.beta2 = 0.999;
     job.cluster.memory = static_cast<Bytes>(random());

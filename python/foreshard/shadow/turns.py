@@ -1,0 +1,124 @@
+"""Optimizers in turns, each behind a loss and a backward of its own (a GAN's generator and discriminator): every turn is a step with a plan of
+its own, so what is watched of a step is kept apart by turn. A script with one optimizer, or whose optimizers all step together, has one turn."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+
+from . import beside, loss, script_step
+from .names import clean, fsdp2_parameters
+
+_PARTS = {
+    beside: ("_of_step", "_held"), loss: ("_running", "_found"), script_step: ("_tape", "_left_out"),
+}  # fmt: skip
+_initial: dict = {}  # by module: values that a turn begins with
+_kept: list[dict] = []  # by turn: what was watched of it
+
+
+def watch(module, names: tuple[str, ...]) -> None:
+    """What `module` watches of a step under these names; now is the time at which they have what a step begins with."""
+    for part, own in (*_PARTS.items(), (module, names)):
+        _initial[part] = {name: copy.copy(getattr(part, name)) for name in own}
+
+
+def keep(turn: int) -> None:
+    """What was watched is that of this turn."""
+    now = {part: {name: getattr(part, name) for name in own} for part, own in _initial.items()}
+    _kept[turn:] = [now, *_kept[turn + 1 :]]
+
+
+def go_to(turn: int) -> None:
+    """What is watched from now on is of this turn; one that nobody has seen begins anew."""
+    script_step.pause()
+    values = _kept[turn] if turn < len(_kept) else {part: {name: copy.copy(value) for name, value in own.items()} for part, own in _initial.items()}
+    for part, own in values.items():
+        for name, value in own.items():
+            setattr(part, name, value)
+
+
+def count() -> int:
+    return len(_kept)
+
+
+# ---------------------------------------------------------------------------------------------------- parameters of optimizers
+
+
+def _named(root) -> list[tuple[list[str], object]]:
+    """Parameters as an optimizer gets them, with the names of what is in each: several in FSDP1's flat ones. A root that nothing reshards has
+    others in their places between its forward and its backward."""
+    rows, known = [], set()
+    whole = {id(each._unsharded_param): each.sharded_param for each in fsdp2_parameters(root) if hasattr(each, "_unsharded_param")}
+
+    def add(names: list[str], parameter) -> None:
+        parameter = whole.get(id(parameter), parameter)
+        if id(parameter) not in known:
+            known.add(id(parameter))
+            rows.append((names, parameter))
+
+    for path, module in root.named_modules():
+        inside = f"{clean(path)}." if clean(path) else ""
+        if (handle := getattr(module, "_handle", None)) is not None and hasattr(handle, "flat_param"):
+            flat = handle.flat_param
+            known |= {id(flat)} if flat._params is not None else set()
+            for name, each in zip(flat._fqns, flat._params or ()):
+                add([inside + clean(name)], each)
+            add([inside + clean(name) for name in flat._fqns], flat)
+        for name, each in module._parameters.items():
+            if each is not None:
+                add([inside + name], each)
+    return rows
+
+
+def _ids(optimizer) -> set[int]:
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
+
+
+def _patterns(names: set[str], all_names: set[str]) -> list[str]:
+    """The fewest patterns that name these of all parameters: whole parts of the model before single ones."""
+    if names and names == all_names:
+        return ["*"]
+    found, left = [], set(names)
+    for prefix in sorted({name[:at] for name in names for at, each in enumerate(name) if each == "."}, key=len):
+        inside = {name for name in all_names if name.startswith(prefix + ".")}
+        if inside & left and inside <= names:
+            found.append(f"{prefix}.*")
+            left -= inside
+    return found + sorted(left)
+
+
+def parts(root, first, stepped: list) -> tuple[list[tuple[object, list[str]]], list[str]]:
+    """Of a step in which `stepped` step, `first` as the job's own: the others with what they step, and what none of them does."""
+    if root is None or first is None:
+        return [], []
+    rows = _named(root)
+    everything = {name for names, _ in rows for name in names}
+    own = set().union(*(_ids(each) for each in stepped)) if stepped else set()
+    if not any(id(p) in own for _, p in rows):  # it has copies
+        return [], []
+    others = []
+    for each in stepped:
+        names = {name for named, p in rows if id(p) in _ids(each) for name in named}
+        if each is not first and names:
+            others.append((each, _patterns(names, everything)))
+    waiting = {name for names, p in rows if p.requires_grad and id(p) not in own for name in names}
+    return others, _patterns(waiting, everything)
+
+
+def gradients_of_others(root, optimizer) -> list[tuple]:
+    """Gradients on the device that this turn's optimizer does not step, as its backward begins: another turn's, that nobody has cleared."""
+    own = _ids(optimizer) if optimizer is not None else set()
+    grads = [p.grad for _, p in _named(root) if p.grad is not None and id(p) not in own] if root is not None else []
+    local = [each._local_tensor if hasattr(each, "_local_tensor") else each for each in grads]
+    return [(weakref.ref(each), each._version, *_storage(each)) for each in local if each.is_cuda]
+
+
+def _storage(tensor) -> tuple[int, int]:
+    """Address and bytes: gradients of a unit lie side by side in what was reduced."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), -(-storage.nbytes() // 512) * 512
+
+
+def untouched(gradients: list[tuple]) -> dict[int, int]:
+    """Bytes by address of those that this turn has added nothing to: they lie beside."""
+    return {address: size for tensor, version, address, size in gradients if tensor() is not None and tensor()._version == version}
