@@ -152,22 +152,21 @@ ExitCode tell_no_step(const ScriptEnd& end, const Result<shadow::WatchedRun>& ru
               "no step", "watched are steps of torch.optim.Optimizer's subclasses", ExitCode::BadInput);
 }
 
-/// The program itself meets ranks of a mesh.
-bool meets_inside(const Job& job) { return job.mesh.tensor * job.mesh.expert * job.mesh.context > 1; }
-
 /// The plan and its prediction, of the job that was meant or of the found one.
 struct PlanBeside {
   Plan plan;
   Prediction prediction;
+  bool meets = false;  // the program itself meets ranks: of a mesh, or of the script's own groups
 };
 Result<PlanBeside> plan_beside(const Job& job) {
   auto prepared = prepare(job);
   if (!prepared) return fail(prepared.error());
   SimulateOptions options = simulate_options(job);
-  options.timeline = meets_inside(job);
+  const bool meets = !prepared->model.mesh.empty();
+  options.timeline = meets;
   auto prediction = simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, options);
   if (!prediction) return fail(prediction.error());
-  return PlanBeside{std::move(prepared->plan), std::move(*prediction)};
+  return PlanBeside{std::move(prepared->plan), std::move(*prediction), meets};
 }
 
 void append(std::vector<shadow::Difference>& to, std::vector<shadow::Difference> more) {
@@ -252,7 +251,7 @@ class Answering {
     if (answer_.compared) {
       const auto inside = shadow::collectives_inside(beside->plan, beside->prediction.timeline);
       append(answer_.differences,
-             shadow::schedule_differences(log.steps.back(), beside->plan, meets_inside(job) ? &inside : nullptr));
+             shadow::schedule_differences(log.steps.back(), beside->plan, beside->meets ? &inside : nullptr));
     }
     answer_.plan = std::move(beside->prediction);
     return {};

@@ -63,6 +63,7 @@ class Carrier {
       Cut same;
       same.replica = replica;
       same.spread = spread_;
+      same.zero = makes_zeros(name_);
       return std::vector<Cut>(results_.size(), same);
     }
     auto made = cuts();
@@ -195,6 +196,13 @@ class Carrier {
         return cut;
       }
       if (ahead == cut.before && cut.whole % out[d] == 0) {  // cut into pieces: whole ones for every rank
+        if (end - d > 2 && out[d] % group_.ranks != 0 && out[d + 1] % group_.ranks == 0) {
+          cut = {};  // [parts, heads, width]: of every part an equal share, by a module that counts its rank's heads
+          cut.dim = static_cast<std::int32_t>(d + 1);
+          cut.whole = out[d + 1];
+          cut.apart = true;
+          return cut;
+        }
         if (out[d] % group_.ranks != 0) return tl::unexpected(errors_.torn_head(out[d]));
         cut.dim = static_cast<std::int32_t>(d);
         cut.before = cut.after = 1;
@@ -580,7 +588,11 @@ Shape local_shape(const Shape& whole, const Cut& cut, const Group& group) {
 
 Result<std::vector<Cut>> carry_on(Op& op, const std::vector<CutTensor>& args, const std::vector<Shape>& results,
                                   const Group& group, const std::string& place) {
-  if (args.empty()) return std::vector<Cut>(results.size());
+  if (args.empty()) {
+    Cut whole;
+    whole.zero = makes_zeros(base_name(op.name));
+    return std::vector<Cut>(results.size(), whole);
+  }
   return Carrier(op, args, results, group, place).run();
 }
 

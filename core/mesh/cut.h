@@ -31,6 +31,7 @@ struct Cut {
   bool term = false;     // the ranks' tensors are terms of a sum (Partial)
   bool replica = false;  // its gradient is summed where it was gathered, not by who reads it
   bool spread = false;   // stays cut beyond its module, as a DTensor: the loss knows
+  bool zero = false;     // all of it are zeros, which are terms as well as a whole
   bool apart = false;    // a piece of what was cut as one: the ranks' rows of it are not those that the whole model has
   /// Where rows that other ranks have sent lie beside this rank's own (experts); -1: there are none.
   std::int32_t rows = -1;
