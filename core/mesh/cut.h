@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -61,8 +62,9 @@ struct CutTensor {
 
 /// Where the results of `op` are cut; constant sizes among its arguments become those of this rank. `results`: the
 /// whole model's shapes. Errors (place: the operator, its module's name): the operator mixes what lies on several
-/// ranks, or sizes that the ranks do not divide.
+/// ranks, or sizes that the ranks do not divide. `parts`: dimensions of a reshape's result that are taken apart later.
 Result<std::vector<Cut>> carry_on(Op& op, const std::vector<CutTensor>& args, const std::vector<Shape>& results,
-                                  const Group& group, const std::string& place);
+                                  const Group& group, const std::string& place,
+                                  const std::set<std::int32_t>& parts = {});
 
 }  // namespace foreshard::mesh

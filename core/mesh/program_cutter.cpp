@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/mesh/opaque_parts.h"
+#include "core/mesh/own_code.h"
 #include "core/model/module_kind.h"
 
 namespace foreshard::mesh {
@@ -385,7 +385,8 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
   } else if (auto parts = carry_opaque(model_, op, args, results, options_.group)) {
     cuts = std::move(*parts);
   } else {
-    auto carried = carry_on(op, args, results, options_.group, place_of(model_, op));
+    const auto taken = parts_of_result(model_, op, old_, static_cast<std::size_t>(index));
+    auto carried = carry_on(op, args, results, options_.group, place_of(model_, op), taken);
     if (!carried) return tl::unexpected(refused_in_experts(std::move(carried.error())));
     cuts = std::move(*carried);
     special(op, args);

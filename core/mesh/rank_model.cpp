@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/mesh/context_cut.h"
-#include "core/mesh/opaque_parts.h"
+#include "core/mesh/own_code.h"
 #include "core/mesh/parallel_plan.h"
 #include "core/mesh/program_cutter.h"
 #include "core/mesh/stacked_matrices.h"

@@ -119,6 +119,25 @@ TEST(OwnPrograms, PartsOfAFusedProjectionHaveTheRanksHeads) {
   EXPECT_FALSE(cut(three, job_of({{"a", "colwise"}})));
 }
 
+/// Keys and values of one layer: two parts, which two ranks would divide.
+TEST(OwnPrograms, WhatIsTakenApartIsNoHeads) {
+  const auto apart = [](std::int64_t dim) {
+    return Json{
+        operation("aten.linear.default", "a", {"%x", "@a.weight"}, value("h", {2, 6, 16})),
+        operation("aten.view.default", "", {"%h", {2, 6, 2, 4, 2}}, value("v", {2, 6, 2, 4, 2})),
+        operation("aten.permute.default", "", {"%v", {2, 0, 3, 1, 4}}, value("p", {2, 2, 4, 6, 2})),
+        operation("aten.select.int", "", {"%p", dim, 0}, value("q", dim == 0 ? Shape{2, 4, 6, 2} : Shape{2, 2, 4, 2})),
+        operation("aten.sum.default", "", {"%q"}, value("loss", {}))};
+  };
+  const auto made = cut(net({2, 6, 8}, {16, 8}, {8, 8}, apart(0)), job_of({{"a", "colwise"}}));
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(shape_of(*made, "v"), (Shape{2, 6, 2, 2, 2}));
+  EXPECT_EQ(shape_of(*made, "q"), (Shape{2, 2, 6, 2}));
+  const auto heads = cut(net({2, 6, 8}, {16, 8}, {8, 8}, apart(3)), job_of({{"a", "colwise"}}));  // one place of each
+  ASSERT_TRUE(heads) << heads.error().message;
+  EXPECT_EQ(shape_of(*heads, "v"), (Shape{2, 6, 1, 4, 2}));
+}
+
 TEST(OwnPrograms, TermsAreAddedToZeros) {
   const auto sum_of = [](const char* first) {
     return Json{operation(first, "", {"%x"}, value("z", {6, 8})),

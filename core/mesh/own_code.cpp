@@ -1,8 +1,12 @@
-#include "core/mesh/opaque_parts.h"
+#include "core/mesh/own_code.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <numeric>
 #include <optional>
+#include <set>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -48,6 +52,31 @@ std::int64_t dimension_met(const Arg& row) {
   const auto* one = std::get_if<ArgList>(&row.value);
   const auto* dimension = one != nullptr && one->size() > 2 ? std::get_if<std::int64_t>(&(*one)[1].value) : nullptr;
   return dimension == nullptr ? -1 : *dimension;
+}
+
+constexpr std::size_t kNear = 8;  // operators behind the reshape
+
+std::size_t dim_of(const Op& op, std::size_t position, std::size_t rank) {
+  const std::int64_t dim = integer_argument(op, position, "dim", 0);
+  return static_cast<std::size_t>(dim < 0 ? dim + static_cast<std::int64_t>(rank) : dim);
+}
+
+/// `places`: which dimension of the reshape each of the moved tensor's is.
+void move(const Op& op, std::vector<std::size_t>& places) {
+  const std::size_t rank = places.size();
+  if (base_name(op.name) == "transpose") {
+    const std::size_t a = dim_of(op, 1, rank), b = dim_of(op, 2, rank);
+    if (a < rank && b < rank) std::swap(places[a], places[b]);
+    return;
+  }
+  const auto* order = op.args.size() > 1 ? std::get_if<ArgList>(&op.args[1].value) : nullptr;
+  if (order == nullptr || order->size() != rank) return;
+  const std::vector<std::size_t> before = places;
+  for (std::size_t k = 0; k < rank; ++k) {
+    const auto* from = std::get_if<std::int64_t>(&(*order)[k].value);
+    if (from != nullptr)
+      places[k] = before[static_cast<std::size_t>(*from < 0 ? *from + static_cast<std::int64_t>(rank) : *from)];
+  }
 }
 
 }  // namespace
@@ -98,6 +127,33 @@ std::optional<std::vector<Cut>> carry_opaque(Model& model, Op& op, const std::ve
   model.opaques.push_back(std::move(part));
   send_parts(op, ranks);
   return cuts;
+}
+
+std::set<std::int32_t> parts_of_result(const Model& model, const Op& op, const std::vector<Op>& ops,
+                                       std::size_t index) {
+  constexpr std::array<std::string_view, 4> kReshapes{"view", "_unsafe_view", "reshape", "unflatten"};
+  const bool reshapes = std::find(kReshapes.begin(), kReshapes.end(), base_name(op.name)) != kReshapes.end();
+  std::set<std::int32_t> parts;
+  if (!reshapes || op.out.empty() || !op.out.front().valid()) return parts;
+  ValueId value = op.out.front();
+  std::vector<std::size_t> places(model.values[value.index()].shape.size());
+  std::iota(places.begin(), places.end(), std::size_t{0});
+  for (std::size_t i = index + 1; i < std::min(ops.size(), index + 1 + kNear); ++i) {
+    const Op& next = ops[i];
+    const auto* read = next.args.empty() ? nullptr : std::get_if<ValueRef>(&next.args.front().value);
+    if (read == nullptr || read->id != value) continue;
+    const std::string_view name = base_name(next.name);
+    if (name == "permute" || name == "transpose") {
+      move(next, places);
+      value = next.out.front();
+      continue;
+    }
+    const bool first = name == "unbind" || name == "select";
+    if (!first && name != "split" && name != "chunk") continue;
+    const std::size_t at = dim_of(next, first ? 1 : 2, places.size());
+    if (at < places.size()) parts.insert(static_cast<std::int32_t>(places[at]));
+  }
+  return parts;
 }
 
 }  // namespace foreshard::mesh

@@ -1,10 +1,13 @@
-// Functions that nobody looks into (autograd functions of a script's own) on a rank's part: they see local tensors, so
-// whatever they make, keep and send is in proportion to what they are given. Internal to core/mesh.
+// What a script's own code does between cut layers. Functions that nobody looks into (autograd functions) see local
+// tensors, so whatever they make, keep and send is in proportion to what they are given. Fused projections are taken
+// apart behind a reshape. Internal to core/mesh.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "core/mesh/cut.h"
@@ -19,5 +22,9 @@ std::optional<std::vector<Cut>> carry_opaque(Model& model, Op& op, const std::ve
 
 /// Collectives inside of an operator ("meets") by the dimensions that are `now` there, by what they were; others go.
 void renumber_meetings(Op& op, const std::map<std::int64_t, std::int64_t>& now);
+
+/// Dimensions of what a reshape (`op`, number `index` of the whole program's `ops`) makes along which one of the next
+/// operators takes it apart: parts of a projection, not heads. Of other operators none.
+std::set<std::int32_t> parts_of_result(const Model& model, const Op& op, const std::vector<Op>& ops, std::size_t index);
 
 }  // namespace foreshard::mesh
