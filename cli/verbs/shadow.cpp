@@ -155,22 +155,21 @@ ExitCode tell_no_step(const ScriptEnd& end, const Result<shadow::WatchedRun>& ru
               "no step", "watched are steps of torch.optim.Optimizer's subclasses", ExitCode::BadInput);
 }
 
-/// The program itself meets ranks of a mesh.
-bool meets_inside(const Job& job) { return job.mesh.tensor * job.mesh.expert * job.mesh.context > 1; }
-
 /// The plan and its prediction, of the job that was meant or of the found one.
 struct PlanBeside {
   Plan plan;
   Prediction prediction;
+  bool meets = false;  // the program itself meets ranks: of a mesh, or of the script's own groups
 };
 Result<PlanBeside> plan_beside(const Job& job) {
   auto prepared = prepare(job);
   if (!prepared) return fail(prepared.error());
   SimulateOptions options = simulate_options(job);
-  options.timeline = meets_inside(job);
+  const bool meets = !prepared->model.mesh.empty();
+  options.timeline = meets;
   auto prediction = simulate(prepared->plan, prepared->model, prepared->lowered, job, prepared->profile, options);
   if (!prediction) return fail(prediction.error());
-  return PlanBeside{std::move(prepared->plan), std::move(*prediction)};
+  return PlanBeside{std::move(prepared->plan), std::move(*prediction), meets};
 }
 
 void append(std::vector<shadow::Difference>& to, std::vector<shadow::Difference> more) {
@@ -252,7 +251,7 @@ class Answering {
       auto beside = plan_beside(job);
       if (beside) {
         tell_traps(beside->plan, turn.found);
-        tell_differences(log, beside->plan, beside->prediction, job, number);
+        tell_differences(log, *beside, number);
         turn.plan = std::move(beside->prediction);
       } else {
         answer_.notes.push_back(fmt::format("no plan beside turn {}: {}", number + 1, to_text(beside.error())));
@@ -268,16 +267,15 @@ class Answering {
   }
 
   /// Of the last step of that turn.
-  void tell_differences(const shadow::DeviceLog& log, const Plan& plan, const Prediction& prediction, const Job& job,
-                        std::size_t turn) {
+  void tell_differences(const shadow::DeviceLog& log, const PlanBeside& beside, std::size_t turn) {
     const auto& steps = answer_.run.steps;
     std::size_t last = log.steps.size();
     while (last > 0 && last <= steps.size() && steps[last - 1].turn != turn) --last;
     if (last == 0) return;
     answer_.compared = true;
-    const auto inside = shadow::collectives_inside(plan, prediction.timeline);
+    const auto inside = shadow::collectives_inside(beside.plan, beside.prediction.timeline);
     append(answer_.differences,
-           shadow::schedule_differences(log.steps[last - 1], plan, meets_inside(job) ? &inside : nullptr));
+           shadow::schedule_differences(log.steps[last - 1], beside.plan, beside.meets ? &inside : nullptr));
   }
 
   Result<void> compare(const shadow::DeviceLog& log) {
@@ -297,7 +295,7 @@ class Answering {
       return {};
     }
     if (!answer_.meant) tell_traps(beside->plan, *answer_.found);
-    tell_differences(log, beside->plan, beside->prediction, job, 0);
+    tell_differences(log, *beside, 0);
     answer_.plan = std::move(beside->prediction);
     return {};
   }

@@ -43,26 +43,27 @@ std::int64_t product(const Shape& shape, std::size_t begin, std::size_t end) {
 class Carrier {
  public:
   Carrier(Op& op, const std::vector<CutTensor>& args, const std::vector<Shape>& results, const Group& group,
-          const std::string& place)
+          const std::string& place, const std::set<std::int32_t>& parts)
       : op_(op),
         args_(args),
         results_(results),
         group_(group),
         errors_{op, args, group, place},
-        name_(base_name(op.name)) {}
+        name_(base_name(op.name)),
+        parts_(parts) {}
 
   Result<std::vector<Cut>> run() {
-    bool any = false;
-    bool replica = false;
+    bool any = false, replica = false;
     for (const CutTensor& arg : args_) {
       any = any || arg.cut.cut() || arg.cut.term;
       spread_ = spread_ || arg.cut.spread;
       replica = replica || arg.cut.replica;
     }
+    Cut same;
     if (!any) {
-      Cut same;
       same.replica = replica;
       same.spread = spread_;
+      same.zero = makes_zeros(name_);
       return std::vector<Cut>(results_.size(), same);
     }
     auto made = cuts();
@@ -182,6 +183,13 @@ class Carrier {
     return fail(errors_.mixes("no dimension of the result is the one that is cut"));
   }
 
+  static Cut of_dimension(Cut cut, std::size_t dim, const Shape& out) {
+    cut.dim = static_cast<std::int32_t>(dim);
+    cut.before = cut.after = 1;
+    cut.whole = out[dim];
+    return cut;
+  }
+
   /// The dimension of `out` between `begin` and `end` that takes the cut up.
   Result<Cut> place(Cut cut, const Shape& out, std::size_t begin, std::size_t end) const {
     for (std::size_t d = begin; d < end; ++d) {
@@ -195,11 +203,13 @@ class Carrier {
         return cut;
       }
       if (ahead == cut.before && cut.whole % out[d] == 0) {  // cut into pieces: whole ones for every rank
+        const bool parts = out[d] % group_.ranks != 0 || parts_.contains(static_cast<std::int32_t>(d));
+        if (parts && end - d > 2 && out[d + 1] % group_.ranks == 0) {
+          cut.apart = true;  // [parts, heads, width]: of every part an equal share, by a module that counts its heads
+          return of_dimension(cut, d + 1, out);
+        }
         if (out[d] % group_.ranks != 0) return tl::unexpected(errors_.torn_head(out[d]));
-        cut.dim = static_cast<std::int32_t>(d);
-        cut.before = cut.after = 1;
-        cut.whole = out[d];
-        return cut;
+        return of_dimension(cut, d, out);
       }
       if (begin + 1 == end || (ahead < cut.before && cut.before % ahead == 0 &&
                                ahead * out[d] >= cut.before * cut.whole && end - d == 1)) {  // merged
@@ -546,6 +556,7 @@ class Carrier {
   const Group& group_;
   const CutErrors errors_;
   std::string_view name_;
+  const std::set<std::int32_t>& parts_;
   bool spread_ = false;
 };
 
@@ -579,9 +590,11 @@ Shape local_shape(const Shape& whole, const Cut& cut, const Group& group) {
 }
 
 Result<std::vector<Cut>> carry_on(Op& op, const std::vector<CutTensor>& args, const std::vector<Shape>& results,
-                                  const Group& group, const std::string& place) {
-  if (args.empty()) return std::vector<Cut>(results.size());
-  return Carrier(op, args, results, group, place).run();
+                                  const Group& group, const std::string& place, const std::set<std::int32_t>& parts) {
+  Cut whole;
+  whole.zero = makes_zeros(base_name(op.name));
+  if (args.empty()) return std::vector<Cut>(results.size(), whole);
+  return Carrier(op, args, results, group, place, parts).run();
 }
 
 }  // namespace foreshard::mesh

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,7 @@ struct Cut {
   bool term = false;     // the ranks' tensors are terms of a sum (Partial)
   bool replica = false;  // its gradient is summed where it was gathered, not by who reads it
   bool spread = false;   // stays cut beyond its module, as a DTensor: the loss knows
+  bool zero = false;     // all of it are zeros, which are terms as well as a whole
   bool apart = false;    // a piece of what was cut as one: the ranks' rows of it are not those that the whole model has
   /// Where rows that other ranks have sent lie beside this rank's own (experts); -1: there are none.
   std::int32_t rows = -1;
@@ -60,8 +62,9 @@ struct CutTensor {
 
 /// Where the results of `op` are cut; constant sizes among its arguments become those of this rank. `results`: the
 /// whole model's shapes. Errors (place: the operator, its module's name): the operator mixes what lies on several
-/// ranks, or sizes that the ranks do not divide.
+/// ranks, or sizes that the ranks do not divide. `parts`: dimensions of a reshape's result that are taken apart later.
 Result<std::vector<Cut>> carry_on(Op& op, const std::vector<CutTensor>& args, const std::vector<Shape>& results,
-                                  const Group& group, const std::string& place);
+                                  const Group& group, const std::string& place,
+                                  const std::set<std::int32_t>& parts = {});
 
 }  // namespace foreshard::mesh

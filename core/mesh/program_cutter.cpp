@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/mesh/own_code.h"
 #include "core/model/module_kind.h"
 
 namespace foreshard::mesh {
@@ -381,8 +382,11 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
     make_spread_loss(op, args.front().cut, options_);
   } else if (auto rows = carry_rows(op, args, results)) {
     cuts = std::move(*rows);
+  } else if (auto parts = carry_opaque(model_, op, args, results, options_.group)) {
+    cuts = std::move(*parts);
   } else {
-    auto carried = carry_on(op, args, results, options_.group, place_of(model_, op));
+    const auto taken = parts_of_result(model_, op, old_, static_cast<std::size_t>(index));
+    auto carried = carry_on(op, args, results, options_.group, place_of(model_, op), taken);
     if (!carried) return tl::unexpected(refused_in_experts(std::move(carried.error())));
     cuts = std::move(*carried);
     special(op, args);

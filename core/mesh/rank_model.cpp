@@ -9,9 +9,11 @@
 #include <vector>
 
 #include "core/mesh/context_cut.h"
+#include "core/mesh/own_code.h"
 #include "core/mesh/parallel_plan.h"
 #include "core/mesh/program_cutter.h"
 #include "core/mesh/stacked_matrices.h"
+#include "core/mesh/whole_parameters.h"
 #include "core/model/mesh_dimension.h"
 #include "core/plan.h"
 #include "core/plan/units/groups.h"
@@ -37,16 +39,6 @@ MeshDimension dimension_of(const char* name, std::int64_t rank, std::int64_t siz
   const std::int64_t first = rank - made.place * stride;
   for (std::int64_t k = 0; k < size; ++k) made.ranks.push_back(static_cast<std::int32_t>(first + k * stride));
   return made;
-}
-
-/// By parameter: rows of it are looked up.
-std::vector<bool> embedding_tables(const Model& model) {
-  std::vector<bool> tables(model.params.size(), false);
-  for (const Op& op : model.ops) {
-    if (op.name != "aten.embedding.default" || op.args.empty()) continue;
-    if (const auto* ref = std::get_if<ParamRef>(&op.args.front().value)) tables[ref->id.index()] = true;
-  }
-  return tables;
 }
 
 /// SequenceParallel makes a new nn.Parameter of what it replicates (style.py, _replicate_module_fn), and FSDP1 asks of
@@ -88,7 +80,7 @@ bool share_part(ParamInfo& first, const ParamInfo& second) {
 void cut_params(Model& model, const Job& job, const std::vector<ModuleStyle>& styles,
                 const mesh::TensorOptions& options, std::vector<Cut>& cuts) {
   const Group& group = options.group;
-  const std::vector<bool> tables = embedding_tables(model), local = local_modules(model, styles);
+  const std::vector<bool> tables = mesh::embedding_tables(model), local = local_modules(model, styles);
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const ModuleStyle style = local[m] ? ModuleStyle::Sequence : styles[m];  // whole weights, a part of the tokens
     if (cuts_no_weights(style)) continue;
@@ -547,15 +539,28 @@ bool can_be_cut(const Model& model, const Job& job) {
   return is_cut(job.mesh) && job.mesh.expert <= 1 && whole;
 }
 
-/// The groups of a cut program are the job's alone.
-void forget_groups(Model& model) {
-  model.mesh.clear();
-  for (Op& op : model.ops) std::erase_if(op.kwargs, [](const NamedArg& arg) { return arg.name.starts_with("meets"); });
+/// Of a program that the job cuts the groups along its tensor ranks are the job's; those across them are the script's
+/// (ranks that share a sequence by hand), as far as the world has them.
+void keep_groups_across(Model& model, const Job& job) {
+  std::vector<MeshDimension> kept;
+  std::map<std::int64_t, std::int64_t> now;
+  for (std::size_t d = 0; d < model.mesh.size(); ++d) {
+    const MeshDimension& each = model.mesh[d];
+    const bool across = each.ranks.size() > 1 && (each.ranks[1] - each.ranks[0]) % job.mesh.tensor == 0;
+    const bool script = each.name.starts_with(kScriptDimension) && job.mesh.context <= 1;
+    auto here = script && across ? placed(each, job) : Result<MeshDimension>(MeshDimension());
+    if (!here || here->ranks.empty()) continue;
+    now.emplace(static_cast<std::int64_t>(d), static_cast<std::int64_t>(kept.size()));
+    kept.push_back(std::move(*here));
+  }
+  model.mesh = std::move(kept);
+  for (Op& op : model.ops) mesh::renumber_meetings(op, now);
 }
 
 Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) {
-  if (can_be_cut(whole, job)) forget_groups(whole);
-  if (!whole.mesh.empty()) return recorded_rank(std::move(whole), job);
+  const bool cut_anew = can_be_cut(whole, job);
+  if (cut_anew) keep_groups_across(whole, job);
+  if (!whole.mesh.empty() && !cut_anew) return recorded_rank(std::move(whole), job);
   if (!is_cut(job.mesh)) return whole;
   if (auto ok = check_runtime(job); !ok) return tl::unexpected(ok.error());
   if (auto ok = check_mesh(job); !ok) return tl::unexpected(ok.error());

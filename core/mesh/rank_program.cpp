@@ -174,13 +174,24 @@ std::int32_t RankProgram::placed_parameter(ParamId param, ModuleId module, std::
   return id;
 }
 
+/// A row for each position of a sequence, looked up once for all sequences.
+bool RankProgram::is_of_positions(std::int32_t value) const {
+  const Shape& whole = whole_[static_cast<std::size_t>(value)];
+  if (whole.size() != 2 || ops_.empty() || ops_.back().name != "mesh.embedding") return false;
+  return std::any_of(model_.inputs.begin(), model_.inputs.end(), [&](ValueId id) {
+    const Shape& tokens = whole_[id.index()];
+    return !is_floating(model_.values[id.index()].dtype) && tokens.size() == 2 && tokens[kSequenceDim] == whole[0];
+  });
+}
+
 /// The sum over the ranks: whole on each, or cut along the sequence where there is one and it `scatters`.
 std::int32_t RankProgram::reduce(std::int32_t value, ModuleId module, std::int32_t call, bool scatters) {
   Cut to;
   const Shape whole = whole_[static_cast<std::size_t>(value)];
-  const bool scatter = scatters && (options_.group.own_rows || (options_.sequence && whole.size() > 2));
+  const bool positions = scatters && options_.sequence && !options_.group.own_rows && is_of_positions(value);
+  const bool scatter = positions || (scatters && (options_.group.own_rows || (options_.sequence && whole.size() > 2)));
   if (scatter) {
-    to.dim = part_dim();
+    to.dim = positions ? 0 : part_dim();
     to.whole = whole[static_cast<std::size_t>(to.dim)];
   }
   const std::int32_t made = add_value(value, to);

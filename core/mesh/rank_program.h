@@ -64,6 +64,7 @@ class RankProgram {
   Result<void> cut_inputs();
   std::int32_t latest(std::int32_t value) const;
   bool along_sequence(std::int32_t value) const;
+  bool is_of_positions(std::int32_t value) const;
   std::int32_t part_dim() const { return options_.group.own_rows ? 0 : kSequenceDim; }
   std::int32_t gather(std::int32_t value, bool slices, bool replica, ModuleId module, std::int32_t call);
   std::int32_t copied(std::int32_t value, const Caller& caller, bool replica, const char* backward = nullptr);

@@ -73,7 +73,10 @@ bool linear_in_terms(const Op& op, std::string_view name, const std::vector<CutT
   const auto terms = std::count_if(args.begin(), args.end(), [](const CutTensor& x) { return x.cut.term; });
   const bool first = args.front().cut.term;
   if (is_one_of(name, kMoves) || is_one_of(name, kPicks)) return first && terms == 1;
-  if (is_one_of(name, kSums)) return terms == static_cast<std::ptrdiff_t>(args.size()) && !adds_number(op, name);
+  const auto zeros =
+      std::count_if(args.begin(), args.end(), [](const CutTensor& x) { return x.cut.zero && !x.cut.term; });
+  if (is_one_of(name, kSums))
+    return terms + zeros == static_cast<std::ptrdiff_t>(args.size()) && !adds_number(op, name);
   if (puts(name)) return args.back().cut.term || (first && name != "index_put" && name != "index_put_");
   const bool divides = name.starts_with("div");
   const bool biased = name == "linear" && args.size() > 2;
@@ -82,11 +85,17 @@ bool linear_in_terms(const Op& op, std::string_view name, const std::vector<CutT
 
 }  // namespace
 
+bool makes_zeros(std::string_view name) { return name == "zeros" || name == "zeros_like" || name == "new_zeros"; }
+
 bool puts(std::string_view name) { return is_one_of(name, kPuts); }
 
 std::optional<std::vector<Cut>> carry_terms(const Op& op, const std::vector<CutTensor>& args, std::size_t results) {
   const std::string_view name = base_name(op.name);
-  if (is_one_of(name, kFresh)) return std::vector<Cut>(results);
+  if (is_one_of(name, kFresh)) {
+    Cut whole;
+    whole.zero = makes_zeros(name);
+    return std::vector<Cut>(results, whole);
+  }
   const bool beside = std::all_of(args.begin(), args.end(), [](const CutTensor& x) { return x.cut.term || whole(x); });
   if (!beside || !linear_in_terms(op, name, args)) return std::nullopt;
   Cut term;

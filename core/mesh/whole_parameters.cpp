@@ -1,6 +1,9 @@
 #include "core/mesh/whole_parameters.h"
 
 #include <algorithm>
+#include <map>
+#include <variant>
+#include <vector>
 
 #include "core/mesh/program_cutter.h"
 #include "core/model/mesh_dimension.h"
@@ -40,6 +43,25 @@ void WholeParameters::read(Model& model, Op& op, const std::vector<CutTensor>& a
   if (cut || others) return;
   for (const ValueId id : op.out)
     if (id.valid()) made_of_[id.value] = params;
+}
+
+std::vector<bool> embedding_tables(const Model& model) {
+  std::vector<bool> tables(model.params.size(), false);
+  std::map<std::int32_t, ParamId> seen;
+  for (const Op& op : model.ops) {
+    const bool detaches = op.name == "aten.detach.default";
+    if ((!detaches && op.name != "aten.embedding.default") || op.args.empty()) continue;
+    const auto* value = std::get_if<ValueRef>(&op.args.front().value);
+    const auto* ref = std::get_if<ParamRef>(&op.args.front().value);
+    const auto known = value == nullptr ? seen.end() : seen.find(value->id.value);
+    const ParamId param = ref != nullptr ? ref->id : known != seen.end() ? known->second : ParamId();
+    if (!param.valid()) continue;
+    if (detaches)
+      seen.emplace(op.out.front().value, param);
+    else
+      tables[param.index()] = true;
+  }
+  return tables;
 }
 
 }  // namespace foreshard::mesh

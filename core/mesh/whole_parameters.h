@@ -15,6 +15,9 @@ void note_once(Model& model, const ParallelStyle& row);
 /// ... of style "partial" for a parameter.
 void note_partial(Model& model, ParamId param);
 
+/// By parameter: rows of it are looked up, or of what no_grad() sees of it.
+std::vector<bool> embedding_tables(const Model& model);
+
 class WholeParameters {
  public:
   /// Operators in the program's order, with the arguments that a rank gives them and how these lie over `dimension`,

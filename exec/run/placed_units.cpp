@@ -15,7 +15,7 @@ PlacedUnits::PlacedUnits(const IssueContext& context, const PlanRunnerSetup& set
     if (by_param_[p].unit == nullptr && of(storage).unit != nullptr) by_param_[p] = of(storage);
     if (by_param_[p].unit == nullptr && storage.index() == p) rest.push_back(storage);
   }
-  plain_ = std::make_unique<PlainTensors>(context, model, rest, setup.trainable);
+  plain_ = std::make_unique<PlainTensors>(context, model, rest, setup.trainable, units_.empty());
   for (std::size_t i = 0; i < rest.size(); ++i) {
     by_param_[rest[i].index()] = {plain_.get(), static_cast<std::int32_t>(i)};
   }

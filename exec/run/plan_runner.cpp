@@ -150,6 +150,14 @@ Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
   return result;
 }
 
+/// What follows behind the memory that a norm's operator lets go of: whether other ranks complete it.
+const Instruction* behind_frees(const PlanIteration& iteration, const Instruction& instruction) {
+  const Instruction* const end = iteration.instructions.data() + iteration.instructions.size();
+  const Instruction* next = &instruction + 1;
+  while (next != end && next->kind == Kind::Free) ++next;
+  return next == end ? nullptr : next;
+}
+
 Outcome<void> Runner::issue_all(const PreparedPlan& prepared, std::size_t index) {
   const PlanIteration& iteration = prepared.plan.iterations[index];
   const auto step = static_cast<std::int32_t>(steps_) - (&prepared == plan_.get() ? 1 : 0);
@@ -162,7 +170,8 @@ Outcome<void> Runner::issue_all(const PreparedPlan& prepared, std::size_t index)
   skip_next_ = false;
   blocks_.begin_iteration();
   return walk_iteration(setup_.backend, iteration, step, first,
-                        [this](const auto& instruction, const auto* next, auto id) {
+                        [this, &iteration](const auto& instruction, const auto* next, auto id) {
+                          if (instruction.kind == Kind::Clip) next = behind_frees(iteration, instruction);
                           return std::exchange(skip_next_, false) ? Outcome<void>() : issue(instruction, next, id);
                         });
 }

@@ -257,6 +257,7 @@ std::int32_t instance_of(const Instruction& instruction) {
     case BufferWhat::RsOutput:
     case BufferWhat::GradCast:
     case BufferWhat::PostForwardShard:
+    case BufferWhat::MeshGrad:
     case BufferWhat::Bucket: return instruction.arg;
     default: return 0;
   }

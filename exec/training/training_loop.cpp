@@ -130,11 +130,6 @@ Error draws_on_mesh() {
 
 /// The model of this rank in the place of the whole one.
 Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts) {
-  if (job.fsdp.runtime == Runtime::None) {
-    return fail(training_error(ErrorCode::Unsupported, "fsdp.runtime",
-                               "tensor ranks without FSDP are planned and simulated only",
-                               "fsdp.runtime = \"fsdp2\", whose units shard over one rank then"));
-  }
   Model whole = parts.model;
   if (job.mesh.context > 1) {  // built for its part of the sequence
     program.sequence_parts = job.mesh.context;

@@ -12,8 +12,8 @@ namespace foreshard::exec {
 using Kind = InstructionKind;
 
 PlainTensors::PlainTensors(const IssueContext& context, const Model& model, std::vector<ParamId> params,
-                           const std::vector<bool>& trainable)
-    : UnitTensors(context, model, {}, params.size()) {
+                           const std::vector<bool>& trainable, bool alone)
+    : UnitTensors(context, model, {}, params.size()), parts_(alone && !model.mesh.empty()) {
   for (const ParamId id : params) {
     Param made;
     made.id = id;
@@ -48,10 +48,14 @@ void PlainTensors::bind_resident(Param& p, const at::Tensor& whole) {
   view.block = p.block;
   // The optimizer's tensor is another one on the same memory, so that autograd does not count its updates.
   p.leaf = context_.tensor(p.resident, Stream::D, 0, info.shape, info.dtype).set_requires_grad(p.block >= 0);
-  if (p.block >= 0) blocks_[static_cast<std::size_t>(p.block)].shard = view.local;
+  if (p.block < 0) return;
+  OptimizerBlock& block = blocks_[static_cast<std::size_t>(p.block)];
+  block.shard = view.local;
+  if (parts_ && repeated_on_mesh(model_, info)) block.repeated = {{0, view.local.numel()}};
 }
 
 void PlainTensors::take_gradient(std::size_t index, at::Tensor gradient) {
+  params_[index].summed = at::Tensor();
   at::Tensor& sum = params_[index].gradient;
   sum = sum.defined() ? sum + gradient : std::move(gradient);
 }
@@ -62,9 +66,12 @@ void PlainTensors::issue(const Instruction& instruction, InstructionId id, std::
       if (index < 0) return;
       return context_.launch(instruction, id, {},
                              [&p = params_[static_cast<std::size_t>(index)]] { p.absorbed = true; });
-    case Kind::CopyIn: return bring_in(instruction, id);
+    case Kind::CopyIn:
+      if (instruction.buffer.what == BufferWhat::MeshGrad) return place_on_mesh(instruction, id, index);
+      return bring_in(instruction, id);
     case Kind::CopyOut: return bring_back(instruction, id);
     case Kind::AllReduce: {
+      if (instruction.buffer.what != BufferWhat::Bucket) return sum_on_mesh(instruction, id, index);
       const Buffer bucket = slot(BufferWhat::Bucket, -1, instruction.arg);
       return context_.collective(
           instruction, id, {&bucket, 1},
@@ -78,8 +85,44 @@ void PlainTensors::issue(const Instruction& instruction, InstructionId id, std::
 void PlainTensors::freed_without_buffer(const Instruction& instruction, InstructionId id, std::int32_t index) {
   if (instruction.buffer.what != BufferWhat::Grad || index < 0) return;
   context_.launch(instruction, id, {}, [&p = params_[static_cast<std::size_t>(index)]] {
-    if (!std::exchange(p.absorbed, false)) p.gradient = at::Tensor();
+    if (!std::exchange(p.absorbed, false)) p.gradient = p.summed = at::Tensor();
   });
+}
+
+bool PlainTensors::comes_as_term(const Param& param) const {
+  const MeshPart& part = model_.params[param.id.index()].part;
+  return parts_ && part.dimension >= 0 && part.gradient == MeshPart::Gradient::Term;
+}
+
+/// A copy that an operator of the step makes for itself. Of a table cut by rows autograd has made this rank's alone.
+void PlainTensors::place_on_mesh(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  const Buffer to = slot(BufferWhat::MeshGrad, index, instruction.arg);
+  context_.launch(instruction, id, {&to, 1},
+                  [this, to, &p = params_[static_cast<std::size_t>(index)], dtype = instruction.dtype] {
+                    at::NoGradGuard no_grad;
+                    context_.tensor(to, Stream::D, 0, p.gradient.numel(), dtype).copy_(p.gradient.reshape({-1}));
+                  });
+}
+
+/// The first sum of a step is what is clipped and stepped. A hook of the script's sums the gradient itself.
+void PlainTensors::sum_on_mesh(const Instruction& instruction, InstructionId id, std::int32_t index) {
+  Param& p = params_[static_cast<std::size_t>(index)];
+  if (instruction.buffer.what == BufferWhat::Grad) {
+    return context_.collective(instruction, id, {},
+                               [&p, dtype = instruction.dtype, op = instruction.reduce_op](Communicator& group) {
+                                 p.gradient = p.gradient.contiguous();
+                                 group.all_reduce(p.gradient.data_ptr(), p.gradient.numel(), dtype, op);
+                               });
+  }
+  const Buffer sum = slot(BufferWhat::MeshGrad, index, instruction.arg);
+  context_.collective(instruction, id, {&sum, 1},
+                      [this, sum, &p, numel = instruction.numel, dtype = instruction.dtype,
+                       op = instruction.reduce_op](Communicator& group) {
+                        group.all_reduce(sum.data(), numel, dtype, op);
+                        if (p.summed.defined()) return;
+                        at::NoGradGuard no_grad;
+                        p.summed = context_.tensor(sum, Stream::M, 0, numel, dtype).view(p.gradient.sizes()).clone();
+                      });
 }
 
 /// A gradient is scaled into the next free place of its bucket.
@@ -115,6 +158,7 @@ void PlainTensors::bring_back(const Instruction& instruction, InstructionId id) 
 void PlainTensors::zero_gradients(const Instruction& instruction, InstructionId id, bool to_zero) {
   context_.backend().launch(context_.on(Stream::D, id), [this, to_zero] {
     for (Param& p : params_) {
+      p.summed = at::Tensor();
       if (!to_zero) {
         p.gradient = at::Tensor();
       } else if (p.gradient.defined()) {
@@ -127,7 +171,8 @@ void PlainTensors::zero_gradients(const Instruction& instruction, InstructionId 
 
 BlockGradient PlainTensors::gradient(std::size_t block) const {
   BlockGradient gradient;
-  gradient.made = &params_[param_of_block_[block]].gradient;
+  const Param& param = params_[param_of_block_[block]];
+  gradient.made = comes_as_term(param) ? &param.summed : &param.gradient;
   return gradient;
 }
 

@@ -1,6 +1,8 @@
 // Parameters of no unit: all of a plan without sharding (runtime none), and those that a job ignores. Each rank holds
-// them whole; their gradients are autograd's own. Plain data parallelism brings the gradients into buckets, reduces
-// those and copies the means back.
+// them whole, or its part where tensor ranks stand alone; their gradients are autograd's own. Plain data parallelism
+// brings the gradients into buckets, reduces those and copies the means back. Over tensor ranks alone gradients of
+// whole weights on a cut sequence are terms, which every operator of a step sums for itself: what is stepped (and
+// clipped) is the first such sum.
 #pragma once
 
 #include <vector>
@@ -11,8 +13,9 @@ namespace foreshard::exec {
 
 class PlainTensors final : public UnitTensors {
  public:
+  /// `alone`: there are no units. Then ranks of a mesh have parts of what is cut.
   PlainTensors(const IssueContext& context, const Model& model, std::vector<ParamId> params,
-               const std::vector<bool>& trainable);
+               const std::vector<bool>& trainable, bool alone);
 
   void load(const OperatorInterpreter::ParamTensors& full_params) override;
   void issue(const Instruction& instruction, InstructionId id, std::int32_t index) override;
@@ -21,7 +24,7 @@ class PlainTensors final : public UnitTensors {
   BlockGradient gradient(std::size_t block) const override;
   at::Tensor parameter(std::size_t index) override { return params_[index].leaf; }
   void take_gradient(std::size_t index, at::Tensor gradient) override;
-  bool replicated() const override { return true; }
+  bool replicated() const override { return !parts_; }
 
   /// The plan's mark that a parameter has its gradient: the next copy-in takes it.
   void gradient_is_there(std::int32_t index) { newest_ = index; }
@@ -34,6 +37,7 @@ class PlainTensors final : public UnitTensors {
     std::int32_t block = -1;
     // Work's, on the compute stream.
     at::Tensor gradient;
+    at::Tensor summed;  // over the tensor ranks, of a gradient that is a term or made of all rows
     bool absorbed = false;
   };
   struct InBucket {
@@ -44,7 +48,11 @@ class PlainTensors final : public UnitTensors {
   void bind_resident(Param& param, const at::Tensor& whole);
   void bring_in(const Instruction& instruction, InstructionId id);
   void bring_back(const Instruction& instruction, InstructionId id);
+  void place_on_mesh(const Instruction& instruction, InstructionId id, std::int32_t index);
+  void sum_on_mesh(const Instruction& instruction, InstructionId id, std::int32_t index);
+  bool comes_as_term(const Param& param) const;
 
+  const bool parts_;
   std::vector<Param> params_;
   std::vector<std::size_t> param_of_block_;
   // The issuer's.

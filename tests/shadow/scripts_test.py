@@ -366,6 +366,26 @@ class Shadow(unittest.TestCase):
         self.assertFalse(job["mesh"]["loss_parallel"])
         self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
 
+    def test_sequences_that_a_script_cuts_by_hand(self):
+        """Ranks that share them lie among those that FSDP shards over, or beside them; a plan that cuts layers leaves their collectives alone."""
+        for words, degree in (([], None), (["--gather"], None), (["--data"], 2), (["--tensor", "2"], 2), (["--tensor", "2", "--gather"], 2)):
+            with self.subTest(words), tempfile.TemporaryDirectory() as folder:
+                answer, job = self.watch("sequences.py", *words, flags=("--world", "8", "--out", folder))
+                self.assert_as_planned(answer, within=0.0005, reserved=0.02)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual(job.get("mesh", {}).get("tensor"), degree)
+                document = json.loads((pathlib.Path(folder) / "model.json").read_text())
+                apart = 2 if "--tensor" in words else 1
+                self.assertEqual(document["mesh"], [{"name": "tensor" if "--data" in words else "script", "ranks": [0, apart], "place": 0}])
+
+    def test_decoders_that_go_their_own_way_in_one_place(self):
+        for way, traps in (("positions", None), ("teacher", None), ("fused", [53]), ("summed", None)):
+            with self.subTest(way):
+                answer, job = self.watch("corners.py", way, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.01 if way == "teacher" else 0.0005, reserved=0.02)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual(job["fsdp"].get("allow_traps"), traps)
+
     def test_norms_that_gather_what_they_hand_on(self):
         answer, job = self.watch("mesh.py", "--tensor", "--norms")
         self.assert_as_planned(answer)

@@ -55,13 +55,17 @@ void LooseGradients::place(const ParamSlot& slot, int time) {
   const ParamInfo& info = run_.model.params[slot.param.index()];
   const Copy made{{BufferWhat::MeshGrad, {}, slot.param}, numel_of(info.shape) * itemsize(info.dtype), time};
   out_.alloc(made.name, Stream::D, made.bytes, made.instance);
-  out_.kernel(InstructionKind::CopyIn, Stream::D, Word::Clone, {}, numel_of(info.shape), info.dtype).buffer = made.name;
+  Instruction& copy =
+      out_.kernel(InstructionKind::CopyIn, Stream::D, Word::Clone, {}, numel_of(info.shape), info.dtype);
+  copy.buffer = made.name;
+  copy.arg = made.instance;
   copies_.push_back(made);
   if (info.part.gradient != Gradient::Term) return;
   const MeshDimension& dimension = summing_dimension(run_.model, slot.param);
   out_.wait_stream(Stream::M, Stream::D, {});
   Instruction& sum = out_.add(InstructionKind::AllReduce, Stream::M);
   sum.buffer = made.name;
+  sum.arg = made.instance;
   sum.numel = numel_of(info.shape);
   sum.dtype = info.dtype;
   sum.bytes = made.bytes;

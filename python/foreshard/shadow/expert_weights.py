@@ -18,9 +18,11 @@ def specs(root) -> dict[int, dict[str, object]]:
 
 
 def are_experts(parameter) -> bool:
-    """Stacked matrices, of which each rank has its own (or, over a second dimension, a part of its own)."""
-    dtensor = getattr(parameter, "is_dtensor", False)
-    return dtensor and len(parameter.sharded_param.shape) > 2 and any(each.is_shard(0) for each in parameter._tp_spec.placements)
+    """Stacked matrices, of which each rank has its own (or, over a second dimension, a part of its own), and biases that are stacked beside them."""
+    if not getattr(parameter, "is_dtensor", False) or not any(each.is_shard(0) for each in parameter._tp_spec.placements):
+        return False
+    module = parameter._module_info.module
+    return len(parameter.sharded_param.shape) > 2 or any(_is_stacked(each) for each in module._parameters.values() if each is not None)
 
 
 def has_experts(module) -> bool:

@@ -5,6 +5,7 @@ Such a program is captured as it runs on one rank, with the sizes of its parts a
 
 from __future__ import annotations
 
+import math
 import sys
 
 from . import expert_weights, names, tensor_plan, units, world
@@ -16,6 +17,7 @@ _tries = 0
 _MOST_TRIES = 500  # collectives that are looked at
 _OF_DTENSORS = "/torch/distributed/tensor/"
 _LAYERS = {"colwise", "rowwise", "head", "head_gathered", "packed_colwise"}  # words of mesh.plan that cut layers
+_SIZES = {"bfloat16": 2, "float16": 2, "float64": 8, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}  # bytes of an element; else 4
 _NEAR = 4  # frames between a module's forward and what it calls
 
 
@@ -54,9 +56,9 @@ def mark(root, document: dict, found: dict) -> None:
     if not document.get("mesh"):
         return
     if not _own and tensor_plan.found(root) is not None:
-        _forget_groups(document)
+        _keep_groups_across(document, tensor_plan.ranks(root))
         return
-    if not _own and _lies_over_tensor_ranks(document, found):
+    if _lies_over_tensor_ranks(document, found):
         return
     degrees = _degrees(root)
     degree = next(iter(set(degrees.values()) - {1}), 1)
@@ -96,15 +98,30 @@ def _ranks_beside(found: dict) -> int:
     return world.world_size() // over.pop() if len(over) == 1 else 1
 
 
-def _forget_groups(document: dict) -> None:
-    """A whole model, which mesh.plan cuts: groups of its program are the plan's alone."""
-    del document["mesh"]
+def _keep_groups_across(document: dict, degree: int) -> None:
+    """A whole model, which mesh.plan cuts: groups along its tensor ranks are the plan's alone; those across them (ranks that share a sequence by
+    hand) are the script's."""
+    rows = document["mesh"]
+    kept = [i for i, row in enumerate(rows) if row["name"].startswith("script") and (row["ranks"][1] - row["ranks"][0]) % degree == 0]
+    if kept:
+        document["mesh"] = [rows[i] for i in kept]
+    else:
+        del document["mesh"]
     for op in document["ops"]:
-        for key in ("meets", "meets_backward"):
-            op.get("kwargs", {}).pop(key, None)
+        kwargs = op.get("kwargs", {})
         if op["op"] == "mesh.all_to_all":
-            made = {"shape": op["out"][0]["shape"], "dtype": op["out"][0]["dtype"]}
-            op |= {"op": "opaque._c10d_functional.all_to_all_single", "args": op["args"][:1], "opaque": {"saved": [], "backward": [made]}}
+            made = op["out"][0]
+            size = _SIZES.get(made["dtype"], 4) * math.prod(made["shape"])
+            kwargs = kwargs | {"meets": [["all_to_all", op["args"][1], size]], "meets_backward": [["all_to_all", op["args"][1], size]]}
+            back = {"shape": made["shape"], "dtype": made["dtype"]}
+            op |= {"op": "opaque._c10d_functional.all_to_all_single", "args": op["args"][:1], "opaque": {"saved": [], "backward": [back]}}
+        for key in ("meets", "meets_backward"):
+            if key in kwargs and not (met := [[row[0], kept.index(row[1]), *row[2:]] for row in kwargs[key] if row[1] in kept]):
+                del kwargs[key]
+            elif key in kwargs:
+                kwargs[key] = met
+        if kwargs:
+            op["kwargs"] = kwargs
 
 
 def tell_flat(rows: list[dict]) -> None:

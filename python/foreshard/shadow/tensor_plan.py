@@ -181,7 +181,7 @@ def _word(module, parts) -> str | None:
 
     if not parts:
         return None
-    dims, placement = parts[-1]
+    dims, placement = max(reversed(parts), key=lambda part: part[0])  # stacked matrices, not their biases
     if all(one.is_replicate() for _, one in parts):
         taken = _placements(module._forward_pre_hooks)
         return "replicate" if taken and all(one.is_replicate() for one in taken) else "sequence"

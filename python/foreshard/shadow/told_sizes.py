@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import math
 
+_PARTS = 3  # of a fused projection: queries, keys and values
+
 
 def whole(ranks: int):
     """While a whole model runs."""
@@ -40,8 +42,9 @@ def _numbers(sizes) -> list | None:
 
 
 def _times(sizes: list, shape, ranks: int) -> list:
-    """The first size that is not the tensor's own."""
+    """The first size that is not the tensor's own; of [queries, keys and values, heads, width] the heads."""
     at = next((i for i, (size, own) in enumerate(zip(sizes, shape)) if size != own), len(shape))
+    at += len(sizes) - at > 2 and sizes[at] == _PARTS and sizes[at + 1] != _PARTS
     return [size * ranks if i == min(at, len(sizes) - 1) else size for i, size in enumerate(sizes)]
 
 

@@ -86,6 +86,24 @@ TEST(MeshRunner, FlatParametersOverTensors) {
   expect_run(job, kClipped);
 }
 
+/// Nothing shards: gradients of norms on a cut sequence are terms, which the step's operators sum.
+TEST(MeshRunner, TensorRanksAlone) {
+  Job job = meshed(1, 2);
+  job.fsdp.runtime = Runtime::None;
+  expect_run(job, kFree);
+  job.fsdp.allow_traps = {58};  // PyTorch steps terms that are not clipped; the executor clips their sum
+  for (const OptimizerImpl impl : {OptimizerImpl::Foreach, OptimizerImpl::ForLoop, OptimizerImpl::Fused}) {
+    job.train.optimizer.impl = impl;
+    expect_run(clipped(job), kClipped);
+  }
+  job.checkpointing.policy = CheckpointPolicy::Block;
+  expect_run(clipped(job), kClipped);
+  Job plain = meshed(1, 2, false, false);
+  plain.fsdp.runtime = Runtime::None;
+  plain.train.optimizer.impl = OptimizerImpl::ForLoop;  // lists take no plain tensors beside DTensors
+  expect_run(plain, kFree);
+}
+
 TEST(MeshRunner, NormsOfSeveralMeshes) {
   Job job = clipped(meshed(2, 2, false, false));
   job.fsdp.allow_traps = {45};
@@ -97,6 +115,11 @@ TEST(MeshRunner, ResumesOnAnotherMesh) {
   expect_resumed(clipped(meshed(2, 2)), clipped(meshed(4, 1)), recorded);
   expect_resumed(clipped(meshed(4, 1)), clipped(meshed(2, 2)), recorded);
   expect_resumed(clipped(meshed(2, 2)), clipped(meshed(2, 1)), recorded);
+  Job alone = clipped(meshed(1, 2));
+  alone.fsdp.runtime = Runtime::None;
+  alone.fsdp.allow_traps = {58};
+  expect_resumed(clipped(meshed(2, 2)), alone, recorded);
+  expect_resumed(alone, clipped(meshed(2, 2)), recorded);
 }
 
 }  // namespace
