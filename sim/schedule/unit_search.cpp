@@ -125,9 +125,9 @@ bool UnitSearch::better(const Judged& a, const Judged& b) const {
               : std::pair(a.ns, a.reserved) < std::pair(b.ns, b.reserved);
 }
 
-Judged UnitSearch::consider(const Candidate& candidate) {
+Judged UnitSearch::consider(const Candidate& candidate, double below) {
   if (spent()) return {};
-  const Judged judged = judge_.judge(candidate);
+  const Judged judged = judge_.judge(candidate, below);
   if (better(judged, best_judged_)) {
     best_judged_ = judged;
     best_ = candidate;
@@ -147,10 +147,10 @@ void UnitSearch::consider_each(const std::vector<Move>& moves) {
       next.push_back(moves[k](best_));
       if (next.back() && !judge_.knows(*next.back())) unknown.push_back(*next.back());
     }
-    judge_.look_ahead(unknown);
+    judge_.look_ahead(unknown, too_long());
     const Judged before = best_judged_;
     for (std::size_t k = 0; k < next.size() && best_judged_ == before; ++k, ++at) {
-      if (next[k]) consider(*next[k]);
+      if (next[k]) consider(*next[k], too_long());
     }
   }
 }
@@ -170,7 +170,7 @@ Candidate UnitSearch::with_activations(Candidate candidate, std::size_t kept) {
 
 int UnitSearch::most_that_fits(int all, const Make& make) {
   Bisection counts(all);
-  while (const auto count = counts.next()) counts.tell(consider(make(*count)).fits);
+  while (const auto count = counts.next()) counts.tell(consider(make(*count), too_long()).fits);
   return counts.most();
 }
 
@@ -194,7 +194,7 @@ void UnitSearch::look_ahead(int all, const std::vector<Make>& makes) {
       next.push_back(makes[i](*count));
       whose.push_back(i);
     }
-    const std::vector<Judged> judged = judge_.look_ahead(next);
+    const std::vector<Judged> judged = judge_.look_ahead(next, too_long());
     for (std::size_t k = 0; k < whose.size(); ++k) counts[whose[k]].tell(judged[k].fits);
     more = !next.empty();
   }

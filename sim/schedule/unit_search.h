@@ -49,7 +49,9 @@ class UnitSearch {
   std::vector<Candidate> leanest() const;
 
   bool better(const Judged& a, const Judged& b) const;
-  Judged consider(const Candidate& candidate);
+  Judged consider(const Candidate& candidate, double below = Judged::kNoTime);
+  /// Whatever takes longer is not better. Less memory may be, whatever the time.
+  double too_long() const { return for_memory_ || !found() ? Judged::kNoTime : best_judged_.ns; }
 
   /// What to try from the best so far, if there is anything to.
   using Move = std::function<std::optional<Candidate>(const Candidate& best)>;
