@@ -41,17 +41,6 @@ bool alike(const Op& a, const Op& b) {
                     [](const NamedArg& x, const NamedArg& y) { return x.name == y.name && alike(x.arg, y.arg); });
 }
 
-/// The job as the program of a model with adapters knows it: not which units give parameters back, nor which regions
-/// recompute, but whether any is reentrant, which makes the embedding's result a leaf.
-Job without_decisions(Job job) {
-  for (UnitOverride& one : job.fsdp.overrides) one.reshard_after_forward.reset();
-  std::erase_if(job.fsdp.overrides, [](const UnitOverride& one) { return one == UnitOverride{.units = one.units}; });
-  const bool reentrant = job.checkpointing.policy != CheckpointPolicy::None && job.checkpointing.reentrant;
-  job.checkpointing = {};
-  if (reentrant) job.checkpointing = {.policy = CheckpointPolicy::Block, .reentrant = true};
-  return job;
-}
-
 }  // namespace
 
 bool plans_alike(const Model& a, const Model& b) {
@@ -100,7 +89,7 @@ Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const Ha
   }
   key.full_norms = keeps_norms_in_full_precision(job);
   if (!has_adapters(job.adapters)) return find(models_, key)->get([&] { return load_job_model(job, profile); });
-  const Job known = without_decisions(job);  // what is wrong with the rest, the plan says
+  const Job known = as_adapters_see(job);  // what is wrong with the rest, the plan says
   key.units = units_key(known);
   key.units->checkpointing = known.checkpointing;
   return find(models_, key)->get([&] { return load_job_model(known, profile); });
