@@ -8,7 +8,7 @@
 namespace foreshard {
 namespace {
 
-// So many simulations, as the plan's length allows in some seconds.
+// most_simulations: in all over a plan of so many instructions.
 constexpr std::size_t kMostSimulations = 320, kLeastSimulations = 60;
 constexpr std::size_t kInstructionsInAll = 3'000'000;
 constexpr int kDeepest = 3;  // units ahead
@@ -41,12 +41,24 @@ std::vector<int> ordered(const UnitFrame& frame, std::vector<int> units, Order o
   return units;
 }
 
+/// The last so many blocks keep their activations, the others recompute.
+Candidate with_activations(Candidate candidate, std::size_t kept) {
+  const std::size_t blocks = candidate.activations.size();
+  for (std::size_t k = 0; k < blocks; ++k)
+    candidate.activations[k] = k + kept >= blocks ? KeepActivations::Keep : KeepActivations::Recompute;
+  return candidate;
+}
+
 }  // namespace
+
+std::size_t most_simulations(const UnitFrame& frame) {
+  const std::size_t each = std::max<std::size_t>(1, frame.plan->iterations.back().instructions.size());
+  return std::clamp(kInstructionsInAll / each, kLeastSimulations, kMostSimulations);
+}
 
 UnitSearch::UnitSearch(UnitFrame frame, Workbench& bench, Bytes budget, bool for_memory, int threads)
     : frame_(std::move(frame)), judge_(frame_, bench, budget, threads), for_memory_(for_memory) {
-  const std::size_t each = std::max<std::size_t>(1, frame_.plan->iterations.back().instructions.size());
-  most_ = std::clamp(kInstructionsInAll / each, kLeastSimulations, kMostSimulations);
+  most_ = most_simulations(frame_);
   for (const int u : frame_.forward) {
     if (frame_.backward_at[static_cast<std::size_t>(u)] >= 0) keepable_.push_back(u);
   }
@@ -132,6 +144,7 @@ Judged UnitSearch::consider(const Candidate& candidate, double below) {
     best_judged_ = judged;
     best_ = candidate;
   }
+  if (told_) told_();
   return judged;
 }
 
@@ -158,13 +171,6 @@ void UnitSearch::consider_each(const std::vector<Move>& moves) {
 Candidate UnitSearch::with_kept(Candidate candidate, const std::vector<int>& order, std::size_t count) const {
   for (std::size_t k = 0; k < order.size(); ++k)
     of(candidate, order[k]).params = k < count ? level_ : KeepParams::Reshard;
-  return candidate;
-}
-
-Candidate UnitSearch::with_activations(Candidate candidate, std::size_t kept) {
-  const std::size_t blocks = candidate.activations.size();
-  for (std::size_t k = 0; k < blocks; ++k)
-    candidate.activations[k] = k + kept >= blocks ? KeepActivations::Keep : KeepActivations::Recompute;
   return candidate;
 }
 
