@@ -146,7 +146,8 @@ class Simulation {
   /// Whether the last step was no steady one and another may be. Ranks that meet go on together: go_on().
   bool unsettled() const {
     return plays() && !settling_.settled() && options_.iterations == 0 && plan_.steady &&
-           static_cast<std::size_t>(next_) < plan_.iterations.size() + most_settling();
+           static_cast<std::size_t>(next_) < plan_.iterations.size() + most_settling() &&
+           !gives_up(steps_of(prediction_), plan_.iterations.size(), options_.below_ns);
   }
   /// One iteration more.
   void go_on() {

@@ -1,7 +1,9 @@
 #include <fmt/format.h>
 
+#include <optional>
 #include <utility>
 
+#include "cli/console/progress_bar.h"
 #include "cli/reports/schedule/emit_fsdp2.h"
 #include "cli/reports/schedule/schedule_report.h"
 #include "cli/session/job_source.h"
@@ -64,7 +66,7 @@ Result<void> prove(const FoundSchedule& found, const Model& model, const Hardwar
   return {};
 }
 
-Result<Answer> answer_of(const ScheduleFlags& flags, const Job& job) {
+Result<Answer> answer_of(const ScheduleFlags& flags, const Job& job, bool quiet) {
   auto profile = load_profile(job.cluster.profile);
   if (!profile) return fail(profile.error());
   auto model = load_job_model(job, *profile);
@@ -73,7 +75,12 @@ Result<Answer> answer_of(const ScheduleFlags& flags, const Job& job) {
   if (!wrap) return fail(wrap.error());
   SharedParts shared;
   Workbench bench(shared);
-  auto found = find_schedule(wrap->job, *model, *profile, bench, /*threads=*/0);
+  std::optional<ProgressBar> bar(std::in_place, !quiet);
+  auto found = find_schedule(wrap->job, *model, *profile, bench, /*threads=*/0,
+                             [&bar](std::size_t simulated, std::size_t most, double best_ns) {
+                               bar->draw(simulated, most, best_ns > 0 ? fmt::format("{:.1f} ms", best_ns / 1e6) : "");
+                             });
+  bar.reset();
   if (!found) return fail(found.error());
   Answer answer{std::move(*found), std::move(*model), profile->id, 0};
   if (!answer.found.fits) return answer;
@@ -97,7 +104,7 @@ ExitCode run_verb(const ScheduleFlags& flags, const Console& console) {
   if (!loaded) return console.error(loaded.error());
   Job job = loaded->job;
   if (job.schedule.objective == "given") job.schedule.objective = "time";  // the job may be an earlier answer
-  const auto answer = answer_of(flags, job);
+  const auto answer = answer_of(flags, job, console.quiet);
   if (!answer) return console.error(located(answer.error(), *loaded));
   const FoundSchedule& found = answer->found;
   if (!found.fits)

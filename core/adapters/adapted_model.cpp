@@ -501,8 +501,18 @@ Result<void> check_copies(const Model& base, std::vector<bool> copied, const std
 
 }  // namespace
 
-Result<Model> adapted_model(Model base, const Job& job, ProgramDevice device) {
-  if (!has_adapters(job.adapters)) return base;
+Job as_adapters_see(Job job) {
+  for (UnitOverride& one : job.fsdp.overrides) one.reshard_after_forward.reset();
+  std::erase_if(job.fsdp.overrides, [](const UnitOverride& one) { return one == UnitOverride{.units = one.units}; });
+  const bool reentrant = job.checkpointing.policy != CheckpointPolicy::None && job.checkpointing.reentrant;
+  job.checkpointing = {};
+  if (reentrant) job.checkpointing = {.policy = CheckpointPolicy::Block, .reentrant = true};
+  return job;
+}
+
+Result<Model> adapted_model(Model base, const Job& given, ProgramDevice device) {
+  if (!has_adapters(given.adapters)) return base;
+  const Job job = as_adapters_see(given);  // experts' units, which it may name, are made of a rank's model alone
   if (auto fits = check_options(base, job); !fits) return tl::unexpected(fits.error());
   const auto targets = adapter_targets(base, job.adapters);
   if (!targets) return tl::unexpected(targets.error());

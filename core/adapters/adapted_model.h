@@ -16,6 +16,10 @@ namespace foreshard {
 
 constexpr bool has_adapters(const AdapterOptions& adapters) { return adapters.kind != "none"; }
 
+/// The job as the program of a model with adapters knows it: not which units give parameters back, nor which regions
+/// recompute, but whether any is reentrant, which makes the embedding's result a leaf. Equal ones make equal programs.
+Job as_adapters_see(Job job);
+
 /// `base` itself if the job asks for no adapters. The program computes in the dtypes that the job's units give the
 /// adapters, on `device`. Its Model::parallel is the whole plan of a mesh: mesh.plan's names are those of `base`.
 /// Errors: targets that match nothing (the nearest name), a target that is no linear layer, a model without operators,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "core/lowering/mesh_rules.h"
 #include "core/plan/checks/checks.h"
@@ -13,6 +14,7 @@
 #include "core/plan/tensor_traps.h"
 #include "core/plan/training_traps.h"
 #include "core/plan/units/differentiated.h"
+#include "core/plan/units/name_patterns.h"
 #include "core/runtime_layouts.h"
 #include "core/traps.h"
 
@@ -315,12 +317,21 @@ Result<std::vector<CheckpointKind>> checkpointed_modules(const Model& model, con
   if (options.policy == CheckpointPolicy::None) return kinds;
   const CheckpointKind kind = options.reentrant ? CheckpointKind::Reentrant : CheckpointKind::NonReentrant;
   std::int64_t blocks = 0, wrapped = 0;
+  std::set<std::string_view> names;  // most patterns of a schedule are names
+  std::vector<std::string_view> patterns;
+  for (const std::string& pattern : options.units) {
+    if (is_plain_name(pattern))
+      names.insert(pattern);
+    else
+      patterns.push_back(pattern);
+  }
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     const ModuleInfo& module = model.modules[m];
     bool wrap = false;
     if (options.policy == CheckpointPolicy::Selective) {
-      wrap = std::any_of(options.units.begin(), options.units.end(),
-                         [&](const std::string& pattern) { return matches_pattern(pattern, module.fqn); });
+      wrap = names.contains(module.fqn) || std::any_of(patterns.begin(), patterns.end(), [&](std::string_view pattern) {
+               return matches_pattern(pattern, module.fqn);
+             });
     } else if (is_block(model, job, module)) {
       const std::int64_t every = options.policy == CheckpointPolicy::EveryK ? options.k : 1;
       wrap = blocks++ % every == 0;

@@ -28,12 +28,25 @@ double normal_quantile(double probability) {
 
 }  // namespace
 
+bool gives_up(const std::vector<SimDuration>& steps, std::size_t planned, double below_ns) {
+  for (std::size_t k = planned + 1; k < steps.size(); ++k) {
+    if (static_cast<double>(std::min(steps[k - 1], steps[k])) > below_ns) return true;
+  }
+  return false;
+}
+
 Prediction::Prediction() = default;
 Prediction::Prediction(const Prediction&) = default;
 Prediction::Prediction(Prediction&&) noexcept = default;
 Prediction& Prediction::operator=(const Prediction&) = default;
 Prediction& Prediction::operator=(Prediction&&) noexcept = default;
 Prediction::~Prediction() = default;
+
+std::vector<SimDuration> steps_of(const Prediction& prediction) {
+  std::vector<SimDuration> steps;
+  for (const IterationResult& step : prediction.iterations) steps.push_back(step.step_time);
+  return steps;
+}
 
 double draw_slowness(const RankSpeed& speed, std::uint64_t number) {
   if (speed.jitter <= 0) return speed.slow;

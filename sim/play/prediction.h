@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -45,8 +46,14 @@ struct SimulateOptions {
   std::vector<PoolTape>* record_others = nullptr;
   const std::vector<PoolTape>* follow_others = nullptr;
   Waived waived = Waived::Nothing;
+  // Of those that look for a step below this: where the allocator does not settle and two steps in turn beyond the
+  // plan's take longer, no more are played.
+  double below_ns = std::numeric_limits<double>::infinity();
   const PreparedPlan* prepared = nullptr;  // of this plan, where it is simulated again and again
 };
+
+/// Whether steps that were played, of a plan of so many iterations, are too long by SimulateOptions::below_ns.
+bool gives_up(const std::vector<SimDuration>& steps, std::size_t planned, double below_ns);
 
 struct Estimate {
   double value = 0, low = 0, high = 0;  // 90 % interval
@@ -154,6 +161,9 @@ struct RankSpeed {
   bool plain() const { return slow == 1.0 && jitter == 0.0; }
   bool operator==(const RankSpeed&) const = default;
 };
+
+/// By iteration.
+std::vector<SimDuration> steps_of(const Prediction& prediction);
 
 /// What the duration of run `number` of a segment is multiplied by.
 double draw_slowness(const RankSpeed& speed, std::uint64_t number);

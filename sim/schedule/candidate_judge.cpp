@@ -22,49 +22,72 @@ CandidateJudge::CandidateJudge(const UnitFrame& frame, Workbench& bench, Bytes b
       budget_(budget),
       threads_(threads > 0 ? threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()))) {}
 
-Judged CandidateJudge::simulated(const Candidate& candidate, Workbench& bench) const {
-  Job job = job_of(frame_, candidate);
-  job.schedule.budget = budget_;
-  const auto prediction = bench.predict(job);
+namespace {
+
+Judged judged_of(const Prediction& prediction) {
   Judged result;
-  if (!prediction || prediction->iterations.empty()) return result;
-  result.fits = prediction->fits && prediction->deadlock.empty();
-  result.reserved = prediction->memory.reserved;
-  result.allocated = prediction->memory.allocated;
-  result.outside = static_cast<Bytes>(prediction->memory.outside_allocator.value);
-  result.compute_ns = static_cast<double>(prediction->iterations.back().compute);
-  result.alloc_retries = retries_of_last_step(*prediction);
-  result.driver_allocs = driver_allocs_of_last_step(*prediction);
-  if (result.fits) result.ns = prediction->step_time_ns.value;
+  if (prediction.iterations.empty()) return result;
+  result.fits = prediction.fits && prediction.deadlock.empty();
+  result.reserved = prediction.memory.reserved;
+  result.allocated = prediction.memory.allocated;
+  result.outside = static_cast<Bytes>(prediction.memory.outside_allocator.value);
+  result.compute_ns = static_cast<double>(prediction.iterations.back().compute);
+  result.alloc_retries = retries_of_last_step(prediction);
+  result.driver_allocs = driver_allocs_of_last_step(prediction);
+  if (result.fits) result.ns = prediction.step_time_ns.value;
   return result;
 }
 
-Judged CandidateJudge::judge(const Candidate& candidate) {
-  const auto [at, fresh] = known_.emplace(candidate.key(), Known{});
-  Known& known = at->second;
-  if (fresh) known.judged = simulated(candidate, bench_);
-  judged_ += known.asked ? 0 : 1;
-  known.asked = true;
-  return known.judged;
+}  // namespace
+
+bool CandidateJudge::gave_up(const Known& known, double below) const {
+  return gives_up(known.steps, frame_.plan->iterations.size(), below);
 }
 
-std::vector<Judged> CandidateJudge::look_ahead(const std::vector<Candidate>& candidates) {
+Judged CandidateJudge::told(const Known& known, double below) const {
+  Judged judged = known.judged;
+  if (judged.fits && gave_up(known, below)) judged.ns = Judged::kNoTime;
+  return judged;
+}
+
+void CandidateJudge::simulate_into(Known& known, const Candidate& candidate, double below, Workbench& bench) const {
+  Job job = job_of(frame_, candidate);
+  job.schedule.budget = budget_;
+  known.whole = true;
+  const auto prediction = bench.predict_candidate(job, below);
+  if (!prediction) return;
+  known.judged = judged_of(*prediction);
+  known.steps = steps_of(*prediction);
+  known.whole = !gave_up(known, below);
+}
+
+Judged CandidateJudge::judge(const Candidate& candidate, double below) {
+  Known& known = known_[candidate.key()];
+  if (!knows(known, below)) simulate_into(known, candidate, below, bench_);
+  judged_ += known.asked ? 0 : 1;
+  known.asked = true;
+  return told(known, below);
+}
+
+std::vector<Judged> CandidateJudge::look_ahead(const std::vector<Candidate>& candidates, double below) {
   struct Wanted {
     const Candidate* candidate;
-    Judged* to;
+    Known* to;
   };
   std::vector<Wanted> wanted;
-  std::vector<const Judged*> results;
+  std::vector<const Known*> results;
   for (const Candidate& candidate : candidates) {
-    const auto [at, fresh] = known_.emplace(candidate.key(), Known{});
-    if (fresh) wanted.push_back({&candidate, &at->second.judged});
-    results.push_back(&at->second.judged);
+    Known& known = known_[candidate.key()];
+    const bool twice = std::any_of(wanted.begin(), wanted.end(), [&](const Wanted& one) { return one.to == &known; });
+    if (!knows(known, below) && !twice) wanted.push_back({&candidate, &known});
+    results.push_back(&known);
   }
   const std::size_t threads = std::min(wanted.size(), static_cast<std::size_t>(threads_));
   while (others_.size() + 1 < threads) others_.push_back(bench_.beside());
   std::atomic<std::size_t> next = 0;
   const auto work = [&](Workbench& bench) {
-    for (std::size_t i = next++; i < wanted.size(); i = next++) *wanted[i].to = simulated(*wanted[i].candidate, bench);
+    for (std::size_t i = next++; i < wanted.size(); i = next++)
+      simulate_into(*wanted[i].to, *wanted[i].candidate, below, bench);
   };
   std::vector<std::thread> pool;
   for (Workbench& bench : others_) {
@@ -74,7 +97,7 @@ std::vector<Judged> CandidateJudge::look_ahead(const std::vector<Candidate>& can
   for (std::thread& thread : pool) thread.join();
 
   std::vector<Judged> judged;
-  for (const Judged* result : results) judged.push_back(*result);
+  for (const Known* result : results) judged.push_back(told(*result, below));
   return judged;
 }
 

@@ -34,11 +34,12 @@ class CandidateJudge {
   /// Both outlive it. `threads`: in all, with the caller's own; 0: one for each processor.
   CandidateJudge(const UnitFrame& frame, Workbench& bench, Bytes budget, int threads);
 
-  Judged judge(const Candidate& candidate);
+  /// `below`: who takes longer need not be known to the end, but what is told of it takes longer as well.
+  Judged judge(const Candidate& candidate, double below = Judged::kNoTime);
   /// So many different candidates were judged; those that were only looked at do not count.
   std::size_t judged() const { return judged_; }
 
-  std::vector<Judged> look_ahead(const std::vector<Candidate>& candidates);
+  std::vector<Judged> look_ahead(const std::vector<Candidate>& candidates, double below = Judged::kNoTime);
   bool knows(const Candidate& candidate) const { return known_.count(candidate.key()) > 0; }
 
   /// Reserved bytes of a step under this limit, or on a card without one; 0: it does not fit.
@@ -50,9 +51,15 @@ class CandidateJudge {
  private:
   struct Known {
     Judged judged;
+    std::vector<SimDuration> steps;
+    bool whole = false;  // else it gave up
     bool asked = false;  // by judge()
   };
-  Judged simulated(const Candidate& candidate, Workbench& bench) const;
+  /// The answer hangs on `below` alone, not on what else was asked.
+  Judged told(const Known& known, double below) const;
+  bool knows(const Known& known, double below) const { return known.whole || gave_up(known, below); }
+  bool gave_up(const Known& known, double below) const;
+  void simulate_into(Known& known, const Candidate& candidate, double below, Workbench& bench) const;
 
   const UnitFrame& frame_;
   Workbench& bench_;

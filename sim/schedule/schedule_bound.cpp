@@ -3,13 +3,17 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <optional>
+#include <numeric>
 #include <utility>
+#include <vector>
 
-#include "core/plan/units/groups.h"
+#include "core/model/mesh_dimension.h"
+#include "core/plan/process_groups.h"
 #include "sim/device/interference.h"
 #include "sim/network/collectives.h"
 #include "sim/schedule/beside_collectives.h"
+#include "sim/schedule/held_memory.h"
+#include "sim/schedule/unit_collectives.h"
 #include "sim/simulate.h"
 
 namespace foreshard {
@@ -17,12 +21,20 @@ namespace {
 
 constexpr double kUnlimited = 1e9;  // links that hold nothing up
 constexpr Bytes kNoLimit = Bytes{1} << 50;
-constexpr int kMultipliers = 64;  // any of them gives a bound; the best of so many is taken
+constexpr std::size_t kMostMoments = 4;  // of backward: the tightest
+constexpr int kMultipliers = 64;         // any of them gives a bound; the best of so many is taken
 
-/// Something that may be kept: time saved for bytes held from its forward to the end of all forwards at least.
+/// Something that may be kept: time saved for bytes held from its forward to its backward.
 struct Item {
   double compute_ns = 0, gather_ns = 0;  // saved a step
   double bytes = 0;
+  int block = -1, unit = -1;  // whose
+};
+
+/// When there is room for so much of what is kept: of each item these bytes are alive.
+struct Moment {
+  double free_bytes = 0;
+  std::vector<double> bytes;  // by item
 };
 
 /// A step's certain parts.
@@ -33,8 +45,8 @@ struct Parts {
   double before_gather = 0;
   double unhindered = 0;  // a step with memory for nothing: what depends on what alone
   double free_step = 0;   // of a step with links and memory for nothing: what the host issues and the device computes
-  double free_bytes = 0;
   std::vector<Item> items;
+  std::vector<Moment> moments;
 };
 
 /// What runs alone: links without limits, nothing beside the kernels.
@@ -44,67 +56,9 @@ struct Alone {
   double step = 0;
   Bytes after_forward = 0;  // allocated
   Bytes at_loss = 0;        // allocated at most while forwards end and backwards begin
+  std::vector<BackwardMoment> in_backward;
   std::shared_ptr<const LoweredProgram> lowered;
 };
-
-/// By segment of the plan, whether something in it may be kept or done again: it has operators of a block.
-std::vector<bool> segments_of_blocks(const Plan& plan, const Model& model, const UnitFrame& frame) {
-  std::vector<bool> inside(model.modules.size());
-  for (std::size_t m = 0; m < inside.size(); ++m) {
-    inside[m] = std::any_of(frame.blocks.begin(), frame.blocks.end(), [&](const ScheduledBlock& block) {
-      return std::any_of(block.modules.begin(), block.modules.end(),
-                         [&](const std::string& name) { return is_within(model.modules[m].fqn, name); });
-    });
-  }
-  std::vector<bool> segments;
-  for (const Segment& segment : plan.segments) {
-    const auto begin = model.ops.begin() + segment.op_begin, end = model.ops.begin() + segment.op_end;
-    segments.push_back(std::any_of(begin, end, [&](const Op& op) { return inside[op.module.index()]; }));
-  }
-  return segments;
-}
-
-/// By instruction of the iteration, which forwards it ends: from a micro-batch's last Forward until its backward comes
-/// to a block or gives something back. Whatever is kept for backward is alive then. -1: none.
-std::vector<int> ends_of_forwards(const Plan& plan, const std::vector<bool>& of_blocks) {
-  const std::vector<Instruction>& instructions = plan.iterations.back().instructions;
-  std::vector<int> ends(instructions.size(), -1);
-  int batch = 0;
-  std::optional<std::size_t> last;
-  bool backward = false;
-  for (std::size_t k = 0; k < ends.size(); ++k) {
-    const Instruction& i = instructions[k];
-    const bool runs_back = i.kind == InstructionKind::Backward || i.kind == InstructionKind::Recompute;
-    if (i.kind == InstructionKind::Forward) last = k, backward = false;
-    if (!last) continue;
-    const bool comes_to_a_block = runs_back && i.segment.valid() && of_blocks[i.segment.index()];
-    backward = backward || runs_back;
-    if (!comes_to_a_block && !(backward && i.phase == Phase::PostBackward)) continue;
-    std::fill(ends.begin() + static_cast<std::ptrdiff_t>(*last), ends.begin() + static_cast<std::ptrdiff_t>(k), batch);
-    last.reset();
-    ++batch;
-  }
-  return ends;
-}
-
-/// Most bytes that were held while forwards ended and backwards began, of the micro-batch that held least.
-/// `begin`: the id of the last iteration's first instruction.
-Bytes held_at_loss(const MemoryLog& log, const std::vector<int>& ends, std::int32_t begin) {
-  std::map<int, Bytes> held;
-  Bytes now = 0;
-  for (const MemoryLog::Event& event : log.events) {
-    if (event.action == MemoryAction::FreeRequested) now -= event.bytes;
-    if (event.action != MemoryAction::Alloc) continue;
-    now += event.bytes;
-    if (event.origin < 0) continue;
-    const std::int32_t at = log.origins[static_cast<std::size_t>(event.origin)].instruction - begin;
-    const int batch = at >= 0 && static_cast<std::size_t>(at) < ends.size() ? ends[static_cast<std::size_t>(at)] : -1;
-    if (batch >= 0) held[batch] = std::max(held[batch], now);
-  }
-  Bytes least = held.empty() ? 0 : held.begin()->second;
-  for (const auto& [batch, bytes] : held) least = std::min(least, bytes);
-  return least;
-}
 
 /// The id under which the last iteration's first instruction was played.
 std::int32_t begin_of_last(const Plan& plan, std::size_t played) {
@@ -126,6 +80,27 @@ bool gathers_again(const Plan& plan) {
   return false;
 }
 
+/// Whether some units are copied where others are gathered: their experts lie on one rank. Such copies lie between
+/// kernels, and begun early they stand before what the host waits for.
+bool copies_some(const Plan& plan) {
+  bool copied = false, gathered = false;
+  for (const PlanUnit& unit : plan.units) {
+    if (!unit.params.empty()) (unit.shard_size < 2 ? copied : gathered) = true;
+  }
+  return copied && gathered;
+}
+
+/// Whether the program meets other ranks where units gather: there a gather that is issued early is in its way.
+bool shares_gathers(const Plan& plan, const Model& model) {
+  return std::any_of(model.mesh.begin(), model.mesh.end(), [&](const MeshDimension& dimension) {
+    const CommunicatorId own = communicator_along(plan, dimension.name, dimension.ranks);
+    const std::vector<Instruction>& all = plan.iterations.back().instructions;
+    return own.valid() && std::any_of(all.begin(), all.end(), [&](const Instruction& i) {
+             return i.kind == InstructionKind::AllGather && i.communicator == own;
+           });
+  });
+}
+
 class Bound {
  public:
   Bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget, Workbench& bench)
@@ -142,9 +117,14 @@ class Bound {
       // Two tangents of a convex loss: as if everything were gathered again, and where that leaves the links.
       double links = parts_.gathers + parts_.reductions;
       for (int tangent = 0; tangent < 2; ++tangent) {
-        const ScheduleBound one = at(weight, separate, beside_.at(links));
-        if (one.ns > best.ns) best = one;
-        links = one.gathers_ns + one.reductions_ns;
+        const BesideCollectives::Tangent loss = beside_.at(links);
+        ScheduleBound most;
+        for (const Moment& moment : parts_.moments) {
+          const ScheduleBound one = at(weight, separate, loss, moment);
+          if (one.ns > most.ns) most = one;
+        }
+        if (most.ns > best.ns) best = most;
+        links = most.gathers_ns + most.reductions_ns;
       }
     }
     if (parts_.unhindered > best.ns) best.ns = parts_.unhindered, best.side = ScheduleBound::Side::Order;
@@ -168,8 +148,6 @@ class Bound {
     parts_.compute = base->compute;
     parts_.last_phases = base->last_phases;
     parts_.before_gather = base->before_gather;
-    parts_.free_bytes = static_cast<double>(budget_ - std::max(base->after_forward, base->at_loss));
-    for (const Bytes bytes : frame_.bytes) parts_.free_bytes += static_cast<double>(bytes);
     const auto batches = static_cast<double>(frame_.plan->iterations.back().micro_batches);
     std::map<Numel, std::vector<std::size_t>> alike;  // blocks by size
     for (std::size_t b = 0; b < frame_.blocks.size(); ++b) alike[frame_.blocks[b].numel].push_back(b);
@@ -177,9 +155,12 @@ class Bound {
       const auto kept = recompute(blocks);
       if (!kept) return fail(kept.error());
       const auto count = static_cast<double>(blocks.size());
-      const Item item{(base->compute - kept->compute) / count, 0,
-                      static_cast<double>(kept->after_forward - base->after_forward) / count};
-      for (std::size_t k = 0; k < blocks.size(); ++k) parts_.items.push_back(item);
+      Item item{(base->compute - kept->compute) / count, 0,
+                static_cast<double>(kept->after_forward - base->after_forward) / count};
+      for (const std::size_t block : blocks) {
+        item.block = static_cast<int>(block);
+        parts_.items.push_back(item);
+      }
     }
     std::fill(candidate.activations.begin(), candidate.activations.end(), KeepActivations::Keep);
     const auto free = alone(job_of(frame_, candidate));
@@ -187,6 +168,7 @@ class Bound {
     beside_ = BesideCollectives(*free->lowered, profile_, batches, free->compute);
     parts_.free_step = free->step;
     add_collectives();
+    add_moments(*base, *free);
     candidate.starts = true;  // every gather as early as can be
     for (UnitChoice& unit : candidate.units) unit.forward = unit.backward = 0;
     const Job job = job_of(frame_, candidate);
@@ -194,6 +176,7 @@ class Bound {
     if (!parts) return fail(parts.error());
     std::vector<Waived> ways{Waived::Sources};
     if (job.fsdp.cpu_offload) ways.push_back(Waived::Gathers);
+    if (copies_some(*parts->plan) || shares_gathers(*parts->plan, *parts->model)) ways = {Waived::Gathers};
     if (gathers_again(*parts->plan)) ways.clear();
     for (const Waived waived : ways) {
       const auto unhindered = unhindered_step(job, waived);
@@ -224,9 +207,10 @@ class Bound {
     JobParts parts;
     Prediction prediction;
   };
-  /// With all the memory that there is to want.
+  /// With all the memory that there is to want: nothing has to leave for the host.
   Result<Played> play(Job job, const HardwareProfile& profile, SimulateOptions options) {
     job.cluster.memory = options.memory = kNoLimit;
+    job.checkpointing.offload_activations = false;
     job.schedule.budget = 0;
     auto parts = bench_.prepare(job);
     if (!parts) return fail(parts.error());
@@ -269,8 +253,8 @@ class Bound {
     }
     const Plan& plan = *played->parts.plan;
     const std::int32_t begin = begin_of_last(plan, prediction.iterations.size());
-    const std::vector<bool> of_blocks = segments_of_blocks(plan, *played->parts.model, frame_);
-    result.at_loss = held_at_loss(log, ends_of_forwards(plan, of_blocks), begin);
+    result.at_loss = held_at_loss(log, plan, *played->parts.model, frame_, begin);
+    result.in_backward = held_in_backward(log, plan, *played->parts.model, frame_, begin);
     for (const Span& span : timeline.spans) {
       const auto phase = static_cast<Phase>(span.phase);
       const bool late = phase == Phase::Clip || phase == Phase::Optimizer;
@@ -280,33 +264,13 @@ class Bound {
     return result;
   }
 
-  /// A unit's collective, which of reductions gives what gets gradients; null: it has none.
-  const Instruction* collective_of(CollectiveKind kind, int unit) const {
-    const InstructionKind wanted = kind == CollectiveKind::AllGather       ? InstructionKind::AllGather
-                                   : kind == CollectiveKind::ReduceScatter ? InstructionKind::ReduceScatter
-                                                                           : InstructionKind::AllReduce;
-    for (const Instruction& i : frame_.plan->iterations.back().instructions) {
-      if (i.kind == wanted && i.unit.value == unit && i.communicator.valid()) return &i;
-    }
-    return nullptr;
-  }
-
-  double time_of(CollectiveKind kind, int unit) const {
-    const PlanUnit& one = frame_.plan->units[static_cast<std::size_t>(unit)];
-    const Instruction* const i = one.params.empty() || one.shard_size < 2 ? nullptr : collective_of(kind, unit);
-    if (i == nullptr) return 0;
-    const bool gather = kind == CollectiveKind::AllGather;
-    const Bytes bytes = gather ? one.padded_numel * itemsize(one.param_dtype) : i->numel * itemsize(one.reduce_dtype);
-    const GroupPlacement placement =
-        place_group(frame_.plan->communicators[i->communicator.index()].ranks, frame_.job.cluster.ranks_per_node);
-    return static_cast<double>(collective_time(profile_, kind, placement, bytes));
-  }
+  double time_of(CollectiveKind kind, int unit) const { return unit_collective_ns(frame_, profile_, kind, unit); }
 
   /// Of what units gather by, the communicator that is busy longest: those of others, of experts, may run beside it.
   CommunicatorId busiest() const {
     std::map<CommunicatorId, double> busy;
     for (const int u : frame_.forward) {
-      if (const Instruction* const i = collective_of(CollectiveKind::AllGather, u))
+      if (const Instruction* const i = unit_collective(*frame_.plan, CollectiveKind::AllGather, u))
         busy[i->communicator] += time_of(CollectiveKind::AllGather, u) + time_of(CollectiveKind::ReduceScatter, u);
     }
     const auto most =
@@ -319,7 +283,7 @@ class Bound {
     const double reductions = frame_.job.train.no_sync ? 1 : batches;
     const CommunicatorId counted = busiest();
     for (const int u : frame_.forward) {
-      const Instruction* const own = collective_of(CollectiveKind::AllGather, u);
+      const Instruction* const own = unit_collective(*frame_.plan, CollectiveKind::AllGather, u);
       if (own != nullptr && own->communicator != counted) continue;
       const double gather = time_of(CollectiveKind::AllGather, u);
       const bool trains = frame_.plan->units[static_cast<std::size_t>(u)].requires_grad;
@@ -329,7 +293,7 @@ class Bound {
       if (trains) parts_.reductions += reductions * time_of(CollectiveKind::ReduceScatter, u);
       if (gathers > 1) {
         parts_.items.push_back(
-            {0, (gathers - 1) * gather, static_cast<double>(frame_.bytes[static_cast<std::size_t>(u)])});
+            {0, (gathers - 1) * gather, static_cast<double>(frame_.bytes[static_cast<std::size_t>(u)]), -1, u});
       }
     }
     if (frame_.forward.empty()) return;
@@ -344,25 +308,62 @@ class Bound {
     parts_.last_reduction = time_of(CollectiveKind::ReduceScatter, last) + time_of(CollectiveKind::AllReduce, last);
   }
 
-  /// The linear program with the two sides weighed: its optimum is below every schedule's step.
-  ScheduleBound at(double weight, bool separate, BesideCollectives::Tangent loss) const {
+  /// When backward begins all that is kept is alive; while it runs through a block, what is kept of later ones beside
+  /// the gradients that are there and the parameters that run. `kept` keeps all activations, `base` none: what a block
+  /// runs backward from is the same, and the lesser of the two is held by all between them.
+  void add_moments(const Alone& base, const Alone& kept) {
+    Moment& loss = parts_.moments.emplace_back();
+    loss.free_bytes = static_cast<double>(budget_ - std::max(base.after_forward, base.at_loss));
+    for (const Bytes bytes : frame_.bytes) loss.free_bytes += static_cast<double>(bytes);
+    for (const Item& item : parts_.items) loss.bytes.push_back(item.bytes);
+    if (frame_.job.checkpointing.offload_activations) {  // they need not be there
+      loss.free_bytes = static_cast<double>(kNoLimit);
+      return;
+    }
+    std::vector<std::pair<double, Moment>> tight;  // by what is wanted beyond what is free
+    for (const BackwardMoment& one : base.in_backward) {
+      const auto other = std::find_if(kept.in_backward.begin(), kept.in_backward.end(),
+                                      [&](const BackwardMoment& k) { return k.block == one.block; });
+      if (other == kept.in_backward.end()) continue;
+      Moment moment;
+      double wanted = 0, others = 0;
+      for (const Item& item : parts_.items) {
+        const bool later = item.block >= 0 ? one.later_blocks[static_cast<std::size_t>(item.block)]
+                                           : one.later_units[static_cast<std::size_t>(item.unit)];
+        moment.bytes.push_back(later ? item.bytes : 0);
+        wanted += moment.bytes.back();
+        if (item.block >= 0) others += moment.bytes.back();
+      }
+      const double held = std::min(static_cast<double>(one.held), static_cast<double>(other->held) - others);
+      moment.free_bytes = static_cast<double>(budget_) - held;
+      tight.emplace_back(wanted - moment.free_bytes, std::move(moment));
+    }
+    std::stable_sort(tight.begin(), tight.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    for (std::size_t k = 0; k < std::min(tight.size(), kMostMoments); ++k)
+      parts_.moments.push_back(std::move(tight[k].second));
+  }
+
+  /// The linear program with the two sides weighed and memory of one moment: its optimum is below every schedule's
+  /// step.
+  ScheduleBound at(double weight, bool separate, BesideCollectives::Tangent loss, const Moment& moment) const {
     double compute = parts_.compute, gathers = parts_.gathers;
     const auto saved = [&](const Item& item) {
       return weight * (item.compute_ns + loss.slope * item.gather_ns) + (1 - weight) * item.gather_ns;
     };
-    std::vector<const Item*> items;
-    for (const Item& item : parts_.items) items.push_back(&item);
-    std::stable_sort(items.begin(), items.end(), [&](const Item* a, const Item* b) {
-      return saved(*a) * std::max(b->bytes, 1.0) > saved(*b) * std::max(a->bytes, 1.0);
+    std::vector<std::size_t> order(parts_.items.size());
+    std::iota(order.begin(), order.end(), std::size_t{0});
+    std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+      return saved(parts_.items[a]) * std::max(moment.bytes[b], 1.0) >
+             saved(parts_.items[b]) * std::max(moment.bytes[a], 1.0);
     });
-    double free = std::max(0.0, parts_.free_bytes);
-    for (const Item* item : items) {
-      if (saved(*item) <= 0) break;
-      const double share = item->bytes <= free ? 1 : free / item->bytes;
-      free -= share * std::max(0.0, item->bytes);
-      compute -= share * item->compute_ns;
-      gathers -= share * item->gather_ns;
-      if (share < 1) break;
+    double free = std::max(0.0, moment.free_bytes);
+    for (const std::size_t k : order) {
+      const Item& item = parts_.items[k];
+      if (saved(item) <= 0) break;
+      const double share = moment.bytes[k] <= free ? 1 : free / moment.bytes[k];
+      free -= share * std::max(0.0, moment.bytes[k]);
+      compute -= share * item.compute_ns;
+      gathers -= share * item.gather_ns;
     }
     ScheduleBound bound;
     bound.compute_ns = compute;

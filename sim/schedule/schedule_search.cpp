@@ -175,8 +175,30 @@ void look_at_other_shards(const Plan& plan, const Model& model, Workbench& bench
 
 using Searches = std::vector<std::unique_ptr<UnitSearch>>;
 
+/// What the searches of all ways of wrapping tell together, of the job's own and the few that may follow.
+class Progress {
+ public:
+  explicit Progress(const ScheduleProgress& to) : to_(to) {}
+
+  /// The search outlives it, or tells nothing more.
+  void watch(UnitSearch& search) {
+    if (!to_) return;
+    most_ = std::max(most_, (1 + kMostWrappings) * most_simulations(search.frame()));
+    search.tell([this, &search, seen = std::size_t{0}]() mutable {
+      simulated_ += search.simulated() - std::exchange(seen, search.simulated());
+      if (search.found()) best_ = best_ > 0 ? std::min(best_, search.judged().ns) : search.judged().ns;
+      to_(simulated_, std::max(most_, simulated_), best_);
+    });
+  }
+
+ private:
+  const ScheduleProgress& to_;
+  std::size_t simulated_ = 0, most_ = 0;
+  double best_ = 0;
+};
+
 /// Other ways of wrapping, tried; those that begin best come first.
-Searches other_searches(const UnitSearch& own, const Model& model, Workbench& bench, double limit) {
+Searches other_searches(const UnitSearch& own, const Model& model, Workbench& bench, double limit, Progress& told) {
   Searches others;
   const bool full =
       !own.found() || static_cast<double>(own.judged().reserved) > kFull * static_cast<double>(own.budget());
@@ -185,6 +207,7 @@ Searches other_searches(const UnitSearch& own, const Model& model, Workbench& be
     if (!wrapped) continue;  // units that cannot be planned
     others.push_back(
         std::make_unique<UnitSearch>(std::move(*wrapped), bench, own.budget(), own.for_memory(), own.threads()));
+    told.watch(*others.back());
     others.back()->try_bases(limit);
   }
   std::stable_sort(others.begin(), others.end(), [](const auto& a, const auto& b) { return a->beats(*b); });
@@ -285,7 +308,7 @@ Result<Bytes> schedule_budget(const Job& job, const HardwareProfile& profile, By
 }
 
 Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const HardwareProfile& profile,
-                                    Workbench& bench, int threads) {
+                                    Workbench& bench, int threads, const ScheduleProgress& progress) {
   const auto begun = std::chrono::steady_clock::now();
   Job job = given;
   auto frame = frame_of(job, bench);
@@ -308,8 +331,10 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   const bool for_memory = job.schedule.objective == "memory";
   const double limit = found.fsdp2.step_ns > 0 ? found.fsdp2.step_ns : kNoTime;
   UnitSearch own(*frame, bench, *budget, for_memory, threads);
+  Progress told(progress);
+  told.watch(own);
   own.run(limit);
-  const Searches others = other_searches(own, model, bench, limit);
+  const Searches others = other_searches(own, model, bench, limit, told);
   const UnitSearch& best = best_search(own, others, model, limit);
   found.simulated = own.simulated();
   for (const auto& other : others) found.simulated += other->simulated();

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -70,10 +72,13 @@ bool wants_schedule_search(const Job& job);
 /// above the card.
 Result<Bytes> schedule_budget(const Job& job, const HardwareProfile& profile, Bytes outside);
 
+/// How far a search is: candidates that were simulated, of at most so many; the shortest step so far, 0: none fits yet.
+using ScheduleProgress = std::function<void(std::size_t simulated, std::size_t most, double best_ns)>;
+
 /// Errors: those of planning, a budget above the card. That nothing fits is an answer. More threads answer the same,
 /// sooner; 0: one for each processor.
 Result<FoundSchedule> find_schedule(const Job& job, const Model& model, const HardwareProfile& profile,
-                                    Workbench& bench, int threads = 1);
+                                    Workbench& bench, int threads = 1, const ScheduleProgress& progress = {});
 
 /// The job with its schedule written out. Other jobs stay as they are. Errors: also a budget that nothing fits.
 struct SettledJob {

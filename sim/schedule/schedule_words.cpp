@@ -5,27 +5,13 @@
 
 #include <algorithm>
 
-#include "sim/network/collectives.h"
+#include "sim/schedule/unit_collectives.h"
 
 namespace foreshard {
 namespace {
 
 std::string time_in_words(double ns) {
   return ns < 1e6 ? fmt::format("{:.0f} us", ns / 1e3) : fmt::format("{:.2f} ms", ns / 1e6);
-}
-
-double gather_ns(const UnitFrame& frame, const HardwareProfile& profile, std::size_t unit) {
-  const PlanUnit& one = frame.plan->units[unit];
-  if (one.shard_size < 2) return 0;
-  const auto& instructions = frame.plan->iterations.back().instructions;
-  const auto i = std::find_if(instructions.begin(), instructions.end(), [&](const Instruction& other) {
-    return other.kind == InstructionKind::AllGather && other.unit.index() == unit && other.communicator.valid();
-  });
-  if (i == instructions.end()) return 0;
-  const GroupPlacement placement =
-      place_group(frame.plan->communicators[i->communicator.index()].ranks, frame.job.cluster.ranks_per_node);
-  return static_cast<double>(
-      collective_time(profile, CollectiveKind::AllGather, placement, one.padded_numel * itemsize(one.param_dtype)));
 }
 
 std::string why_kept(const UnitFrame& frame, std::size_t unit, bool kept, Bytes left, double gather_ns) {
@@ -84,7 +70,7 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
       row.ahead_backward = frame.backward_at[u] - choice.backward;
     }
     if (frame.plan->units[u].requires_grad) row.decided.reduce = frame.names[u];
-    row.why = why_kept(frame, u, kept, left, gather_ns(frame, profile, u));
+    row.why = why_kept(frame, u, kept, left, unit_collective_ns(frame, profile, CollectiveKind::AllGather, number));
     if (has_block) row.why += again ? "; recomputes to make room" : "; keeps activations: no second forward";
   }
   return rows;

@@ -8,7 +8,7 @@
 namespace foreshard {
 namespace {
 
-// So many simulations, as the plan's length allows in some seconds.
+// most_simulations: in all over a plan of so many instructions.
 constexpr std::size_t kMostSimulations = 320, kLeastSimulations = 60;
 constexpr std::size_t kInstructionsInAll = 3'000'000;
 constexpr int kDeepest = 3;  // units ahead
@@ -41,12 +41,24 @@ std::vector<int> ordered(const UnitFrame& frame, std::vector<int> units, Order o
   return units;
 }
 
+/// The last so many blocks keep their activations, the others recompute.
+Candidate with_activations(Candidate candidate, std::size_t kept) {
+  const std::size_t blocks = candidate.activations.size();
+  for (std::size_t k = 0; k < blocks; ++k)
+    candidate.activations[k] = k + kept >= blocks ? KeepActivations::Keep : KeepActivations::Recompute;
+  return candidate;
+}
+
 }  // namespace
+
+std::size_t most_simulations(const UnitFrame& frame) {
+  const std::size_t each = std::max<std::size_t>(1, frame.plan->iterations.back().instructions.size());
+  return std::clamp(kInstructionsInAll / each, kLeastSimulations, kMostSimulations);
+}
 
 UnitSearch::UnitSearch(UnitFrame frame, Workbench& bench, Bytes budget, bool for_memory, int threads)
     : frame_(std::move(frame)), judge_(frame_, bench, budget, threads), for_memory_(for_memory) {
-  const std::size_t each = std::max<std::size_t>(1, frame_.plan->iterations.back().instructions.size());
-  most_ = std::clamp(kInstructionsInAll / each, kLeastSimulations, kMostSimulations);
+  most_ = most_simulations(frame_);
   for (const int u : frame_.forward) {
     if (frame_.backward_at[static_cast<std::size_t>(u)] >= 0) keepable_.push_back(u);
   }
@@ -125,13 +137,14 @@ bool UnitSearch::better(const Judged& a, const Judged& b) const {
               : std::pair(a.ns, a.reserved) < std::pair(b.ns, b.reserved);
 }
 
-Judged UnitSearch::consider(const Candidate& candidate) {
+Judged UnitSearch::consider(const Candidate& candidate, double below) {
   if (spent()) return {};
-  const Judged judged = judge_.judge(candidate);
+  const Judged judged = judge_.judge(candidate, below);
   if (better(judged, best_judged_)) {
     best_judged_ = judged;
     best_ = candidate;
   }
+  if (told_) told_();
   return judged;
 }
 
@@ -147,10 +160,10 @@ void UnitSearch::consider_each(const std::vector<Move>& moves) {
       next.push_back(moves[k](best_));
       if (next.back() && !judge_.knows(*next.back())) unknown.push_back(*next.back());
     }
-    judge_.look_ahead(unknown);
+    judge_.look_ahead(unknown, too_long());
     const Judged before = best_judged_;
     for (std::size_t k = 0; k < next.size() && best_judged_ == before; ++k, ++at) {
-      if (next[k]) consider(*next[k]);
+      if (next[k]) consider(*next[k], too_long());
     }
   }
 }
@@ -161,16 +174,9 @@ Candidate UnitSearch::with_kept(Candidate candidate, const std::vector<int>& ord
   return candidate;
 }
 
-Candidate UnitSearch::with_activations(Candidate candidate, std::size_t kept) {
-  const std::size_t blocks = candidate.activations.size();
-  for (std::size_t k = 0; k < blocks; ++k)
-    candidate.activations[k] = k + kept >= blocks ? KeepActivations::Keep : KeepActivations::Recompute;
-  return candidate;
-}
-
 int UnitSearch::most_that_fits(int all, const Make& make) {
   Bisection counts(all);
-  while (const auto count = counts.next()) counts.tell(consider(make(*count)).fits);
+  while (const auto count = counts.next()) counts.tell(consider(make(*count), too_long()).fits);
   return counts.most();
 }
 
@@ -194,7 +200,7 @@ void UnitSearch::look_ahead(int all, const std::vector<Make>& makes) {
       next.push_back(makes[i](*count));
       whose.push_back(i);
     }
-    const std::vector<Judged> judged = judge_.look_ahead(next);
+    const std::vector<Judged> judged = judge_.look_ahead(next, too_long());
     for (std::size_t k = 0; k < whose.size(); ++k) counts[whose[k]].tell(judged[k].fits);
     more = !next.empty();
   }

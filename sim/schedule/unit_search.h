@@ -4,8 +4,10 @@
 // Deterministic: the number of simulations is bounded, not the time, and no answer hangs on the number of threads.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "sim/schedule/candidate.h"
@@ -13,6 +15,9 @@
 #include "sim/search/shared_parts.h"
 
 namespace foreshard {
+
+/// So many candidates of a frame are simulated at most, as its plan's length allows in some seconds.
+std::size_t most_simulations(const UnitFrame& frame);
 
 class UnitSearch {
  public:
@@ -34,6 +39,8 @@ class UnitSearch {
   const Judged& judged() const { return best_judged_; }
   const UnitFrame& frame() const { return frame_; }
   std::size_t simulated() const { return judge_.judged(); }
+  /// Called behind every candidate that counts.
+  void tell(std::function<void()> told) { told_ = std::move(told); }
 
   /// What can be done with the least memory, whatever the time; `known` where it is not a MiB less.
   Bytes least_budget(Bytes known);
@@ -49,7 +56,9 @@ class UnitSearch {
   std::vector<Candidate> leanest() const;
 
   bool better(const Judged& a, const Judged& b) const;
-  Judged consider(const Candidate& candidate);
+  Judged consider(const Candidate& candidate, double below = Judged::kNoTime);
+  /// Whatever takes longer is not better. Less memory may be, whatever the time.
+  double too_long() const { return for_memory_ || !found() ? Judged::kNoTime : best_judged_.ns; }
 
   /// What to try from the best so far, if there is anything to.
   using Move = std::function<std::optional<Candidate>(const Candidate& best)>;
@@ -60,8 +69,6 @@ class UnitSearch {
   UnitChoice& of(Candidate& candidate, int unit) const { return candidate.units[static_cast<std::size_t>(unit)]; }
 
   Candidate with_kept(Candidate candidate, const std::vector<int>& order, std::size_t count) const;
-  /// The last so many blocks keep their activations, the others recompute.
-  static Candidate with_activations(Candidate candidate, std::size_t kept);
 
   /// A candidate of so many, with which more of them need more memory.
   using Make = std::function<Candidate(int count)>;
@@ -96,7 +103,8 @@ class UnitSearch {
   CandidateJudge judge_;
   bool for_memory_;
   double limit_ns_ = Judged::kNoTime, first_ns_ = Judged::kNoTime;
-  std::size_t most_ = 0;       // simulations
+  std::size_t most_ = 0;  // simulations
+  std::function<void()> told_;
   std::vector<int> keepable_;  // units in forward order
   KeepParams level_ = KeepParams::Keep;
   Candidate start_, best_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/adapters/adapted_model.h"
 #include "core/job/optimizer_facts.h"
 #include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
@@ -86,12 +87,12 @@ Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const Ha
     key.runtime = job.fsdp.runtime;
     if (job.fsdp.runtime == Runtime::Fsdp1) key.units = units_key(job);  // where its program copies hangs on units
   }
-  if (job.adapters.kind != "none") {
-    key.units = units_key(job);
-    key.units->checkpointing = job.checkpointing;  // a reentrant checkpoint makes the embedding's result a leaf
-  }
   key.full_norms = keeps_norms_in_full_precision(job);
-  return find(models_, key)->get([&] { return load_job_model(job, profile); });
+  if (!has_adapters(job.adapters)) return find(models_, key)->get([&] { return load_job_model(job, profile); });
+  const Job known = as_adapters_see(job);  // what is wrong with the rest, the plan says
+  key.units = units_key(known);
+  key.units->checkpointing = known.checkpointing;
+  return find(models_, key)->get([&] { return load_job_model(known, profile); });
 }
 
 std::shared_ptr<const Model> SharedParts::planned_as(const std::shared_ptr<const Model>& model) {
@@ -265,13 +266,23 @@ Result<JobParts> Workbench::prepare(const Job& job) {
   return JobParts{*profile, *model, at->plan, *program, at->prepared, at->others};
 }
 
-void Workbench::use_tape(const Job& job, const JobParts& parts, SimulateOptions& options) {
-  // fsdp1 gives blocks back when other streams are done with them: another prefetch, another order.
-  if (job.fsdp.runtime == Runtime::Fsdp1) return;
+namespace {
+
+/// fsdp1 gives blocks back when other streams are done with them: another prefetch, another order.
+bool has_tapes(const Job& job) { return job.fsdp.runtime != Runtime::Fsdp1; }
+
+}  // namespace
+
+void Workbench::use_tapes_of_others(const Job& job, const JobParts& parts, SimulateOptions& options) {
+  if (!has_tapes(job)) return;
   if (parts.others->empty())
     options.record_others = parts.others.get();
   else
     options.follow_others = parts.others.get();
+}
+
+void Workbench::use_tape(const Job& job, const JobParts& parts, bool at_once, SimulateOptions& options) {
+  if (!has_tapes(job)) return;
   Job key = plan_key(job);
   key.fsdp.prefetch = {};
   key.schedule.arena = job.schedule.arena;
@@ -282,22 +293,43 @@ void Workbench::use_tape(const Job& job, const JobParts& parts, SimulateOptions&
                                [&](const Taped& one) { return one.lowered == parts.lowered && one.key == key; });
   if (at != tapes_.end()) {
     tapes_.splice(tapes_.begin(), tapes_, at);
-    options.follow_pools = at->tape.get();
-    return;
+    if (at->tape != nullptr) {
+      options.follow_pools = at->tape.get();
+      return;
+    }
+  } else {
+    if (tapes_.size() >= kKeptTapes) tapes_.pop_back();
+    tapes_.push_front({std::move(key), parts.lowered, nullptr});
+    if (!at_once) return;
   }
-  if (tapes_.size() >= kKeptTapes) tapes_.pop_back();
-  tapes_.push_front({std::move(key), parts.lowered, std::make_shared<PoolTape>()});
+  tapes_.front().tape = std::make_shared<PoolTape>();
   options.record_pools = tapes_.front().tape.get();
+}
+
+Result<Prediction> Workbench::played(const Job& job, const JobParts& parts, SimulateOptions options) {
+  options.per_kernel = false;
+  options.prepared = parts.prepared.get();
+  return simulate(*parts.plan, *parts.model, *parts.lowered, job, *parts.profile, options);
 }
 
 Result<Prediction> Workbench::predict(const Job& job) {
   const auto parts = prepare(job);
   if (!parts) return fail(parts.error());
   SimulateOptions options = simulate_options(job);
-  options.per_kernel = false;
-  options.prepared = parts->prepared.get();
-  if (keeps_tapes_) use_tape(job, *parts, options);
-  return simulate(*parts->plan, *parts->model, *parts->lowered, job, *parts->profile, options);
+  if (keeps_tapes_) {
+    use_tapes_of_others(job, *parts, options);
+    use_tape(job, *parts, /*at_once=*/true, options);
+  }
+  return played(job, *parts, options);
+}
+
+Result<Prediction> Workbench::predict_candidate(const Job& job, double below_ns) {
+  const auto parts = prepare(job);
+  if (!parts) return fail(parts.error());
+  SimulateOptions options = simulate_options(job);
+  options.below_ns = below_ns;
+  use_tape(job, *parts, /*at_once=*/false, options);
+  return played(job, *parts, options);
 }
 
 }  // namespace foreshard

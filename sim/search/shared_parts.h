@@ -121,6 +121,9 @@ class Workbench {
   Result<JobParts> prepare(const Job& job);
   /// prepare and simulate at unit level, as `simulate --per-unit` does.
   Result<Prediction> predict(const Job& job);
+  /// The same for one of a search's candidates (SimulateOptions::below_ns). What the allocator does is written down
+  /// when the second one comes that differs in prefetching or the card alone: most have none like them.
+  Result<Prediction> predict_candidate(const Job& job, double below_ns);
 
  private:
   struct Lowered {
@@ -176,11 +179,14 @@ class Workbench {
   struct Taped {
     Job key;
     std::shared_ptr<const LoweredProgram> lowered;
-    std::shared_ptr<PoolTape> tape;
+    std::shared_ptr<PoolTape> tape;  // none: such a job was played once
   };
   /// What the allocator did for a job that differs in prefetching or the card at most; recorded anew where there is
-  /// none.
-  void use_tape(const Job& job, const JobParts& parts, SimulateOptions& options);
+  /// none, `at_once` or when the second such job comes.
+  void use_tape(const Job& job, const JobParts& parts, bool at_once, SimulateOptions& options);
+  /// What streams but the compute stream do under one plan.
+  static void use_tapes_of_others(const Job& job, const JobParts& parts, SimulateOptions& options);
+  static Result<Prediction> played(const Job& job, const JobParts& parts, SimulateOptions options);
 
   SharedParts& shared_;
   bool keeps_tapes_ = false;

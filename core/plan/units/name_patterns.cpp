@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "core/job.h"
 #include "core/text/edit_distance.h"
@@ -37,6 +39,23 @@ Result<std::vector<std::size_t>> match_names(const std::string& pattern, const s
                pattern,
                nearest.empty() ? std::string() : fmt::format("the nearest name is '{}'", nearest)});
 }
+
+NameTable::NameTable(std::vector<std::string_view> names) : names_(std::move(names)), sorted_(names_.size()) {
+  std::iota(sorted_.begin(), sorted_.end(), std::size_t{0});
+  std::stable_sort(sorted_.begin(), sorted_.end(), [&](std::size_t a, std::size_t b) { return names_[a] < names_[b]; });
+}
+
+Result<std::vector<std::size_t>> NameTable::match(const std::string& pattern, const std::string& place,
+                                                  const char* what) const {
+  if (!is_plain_name(pattern)) return match_names(pattern, names_, place, what);
+  const auto begin = std::lower_bound(sorted_.begin(), sorted_.end(), std::string_view(pattern),
+                                      [&](std::size_t at, std::string_view name) { return names_[at] < name; });
+  const auto end = std::find_if(begin, sorted_.end(), [&](std::size_t at) { return names_[at] != pattern; });
+  if (begin == end) return match_names(pattern, names_, place, what);  // says what is near
+  return std::vector<std::size_t>(begin, end);
+}
+
+bool is_plain_name(std::string_view pattern) { return pattern.find_first_of("*?") == std::string_view::npos; }
 
 std::vector<std::string_view> module_names(const Model& model) {
   std::vector<std::string_view> names;

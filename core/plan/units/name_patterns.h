@@ -22,6 +22,22 @@ std::string shown_name(std::string_view fqn);
 Result<std::vector<std::size_t>> match_names(const std::string& pattern, const std::vector<std::string_view>& names,
                                              const std::string& place, const char* what);
 
+/// Names in which many patterns are looked up: most of these are names themselves, which are found at once.
+class NameTable {
+ public:
+  explicit NameTable(std::vector<std::string_view> names);
+
+  /// As match_names.
+  Result<std::vector<std::size_t>> match(const std::string& pattern, const std::string& place, const char* what) const;
+
+ private:
+  std::vector<std::string_view> names_;
+  std::vector<std::size_t> sorted_;  // indices by name, equal names in order
+};
+
+/// Whether a pattern is a name: it matches nothing else.
+bool is_plain_name(std::string_view pattern);
+
 /// Names of all modules and of all parameters of a model, in its order.
 std::vector<std::string_view> module_names(const Model& model);
 std::vector<std::string_view> param_names(const Model& model);

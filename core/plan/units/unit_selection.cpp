@@ -97,25 +97,35 @@ Result<UnitSelection> by_class(const Selector& s) {
   return run_policy(s, ModuleWrapPolicy{std::move(classes)});
 }
 
+/// What patterns are looked up in.
+struct NamedObjects {
+  explicit NamedObjects(const Selector& s) : names(module_names(s.model)), place(s.model.modules.size(), kNoUnit) {
+    std::size_t next = 0;
+    for (const ModuleId module : objects_below(s.tree, kRoot)) place[module.index()] = next++;
+  }
+  NameTable names;
+  std::vector<std::size_t> place;  // by object id: in registration DFS
+};
+
 /// Objects that one pattern of fsdp.wrap.units matches, ignored ones and the root left out, in registration DFS.
-Result<std::vector<ModuleId>> match_units(const Selector& s, const std::string& pattern, const std::string& place) {
-  auto matched = match_names(pattern, module_names(s.model), place, "module");
+Result<std::vector<ModuleId>> match_units(const Selector& s, const NamedObjects& named, const std::string& pattern,
+                                          const std::string& place) {
+  auto matched = named.names.match(pattern, place, "module");
   if (!matched) return tl::unexpected(matched.error());
-  std::vector<bool> chosen(s.model.modules.size());
-  bool ignored = false;
+  std::vector<ModuleId> modules;
+  bool ignored = false, root = false;
   for (std::size_t index : *matched) {
     const ModuleId object = s.tree.object_of[index];
     if (s.part.ignored_modules[object.index()])
       ignored = true;
-    else
-      chosen[object.index()] = true;
+    else if (object == kRoot)
+      root = true;
+    else if (named.place[object.index()] != kNoUnit)
+      modules.push_back(object);
   }
-  std::vector<ModuleId> modules;
-  bool root = false;
-  for (ModuleId module : objects_below(s.tree, kRoot)) {
-    if (chosen[module.index()] && module != kRoot) modules.push_back(module);
-    root = root || (chosen[module.index()] && module == kRoot);
-  }
+  std::sort(modules.begin(), modules.end(),
+            [&](ModuleId a, ModuleId b) { return named.place[a.index()] < named.place[b.index()]; });
+  modules.erase(std::unique(modules.begin(), modules.end()), modules.end());
   if (modules.empty() && ignored && !root) {
     return fail({ErrorCode::Inconsistent,
                  fmt::format("the pattern '{}' matches only ignored modules", pattern),
@@ -189,6 +199,7 @@ Result<UnitSelection> by_names(const Selector& s) {
                  "none",
                  "name modules, or set fsdp.wrap.policy to none"});
   }
+  const NamedObjects named(s);
   for (std::size_t e = 0; e < entries.size(); ++e) {
     const bool group = entries[e].size() > 1;
     const std::string place = fmt::format("fsdp.wrap.units[{}]", e);
@@ -203,7 +214,7 @@ Result<UnitSelection> by_names(const Selector& s) {
     }
     std::vector<ModuleId> modules;
     for (const std::string& pattern : entries[e]) {
-      auto matched = match_units(s, pattern, place);
+      auto matched = match_units(s, named, pattern, place);
       if (!matched) return tl::unexpected(matched.error());
       modules.insert(modules.end(), matched->begin(), matched->end());
     }

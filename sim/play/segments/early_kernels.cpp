@@ -52,6 +52,7 @@ void EarlyKernels::take_cast(std::vector<TemplateTimes>& times) {
   TimedKernel& first = times[static_cast<std::size_t>(index)].forward.front();
   if (!reads_batch || first.before_end - first.before_begin != 1 || first.after_begin != first.after_end) return;
   cast_ = {first, 0, list.events[static_cast<std::size_t>(first.before_begin)].slot, kernel.op};
+  storages_.hold(storages_.place(0, cast_.slot));
   first = {};
 }
 

@@ -35,8 +35,9 @@ SegmentStorages::SegmentStorages(PlayContext& context, PlanBuffers& buffers, Run
 
 bool SegmentStorages::is_held(std::int32_t at) const {
   const std::vector<ImportBinding>& all = context_.lowered.held;
-  return std::any_of(all.begin(), all.end(),
-                     [&](const ImportBinding& held) { return place(held.instance, held.slot) == at; });
+  return at == made_outside_ || std::any_of(all.begin(), all.end(), [&](const ImportBinding& held) {
+           return place(held.instance, held.slot) == at;
+         });
 }
 
 ParamId SegmentStorages::owner_of(std::int32_t instance, std::size_t number) const {

@@ -32,8 +32,10 @@ class SegmentStorages {
   /// Of one of the plan's, behind all slots.
   std::int32_t place_of_buffer(std::size_t index) const { return static_cast<std::int32_t>(count() + index); }
   BlockHandle& operator[](std::int32_t place) { return blocks_[static_cast<std::size_t>(place)]; }
-  /// Whether others than segments look at it: the loss, outputs that the caller keeps.
+  /// Whether others than segments look at it: the loss, outputs that the caller keeps, what hold() says.
   bool is_held(std::int32_t place) const;
+  /// It is made outside of its segment's runs.
+  void hold(std::int32_t place) { made_outside_ = place; }
   const SegmentTemplate& template_of(std::int32_t instance) const {
     const LoweredProgram& lowered = context_.lowered;
     return lowered.templates[static_cast<std::size_t>(lowered.instances[static_cast<std::size_t>(instance)].lowered)];
@@ -89,6 +91,7 @@ class SegmentStorages {
   RunRecorder& recorder_;
   std::vector<std::int32_t> base_;  // by instance
   std::vector<BlockHandle> blocks_;
+  std::int32_t made_outside_ = -1;
   bool has_tied_ = false;      // parameters of the model that share a storage
   std::vector<bool> ignored_;  // by ParamId
 };

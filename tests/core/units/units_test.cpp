@@ -5,7 +5,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include "core/plan/units/differentiated.h"
+#include "core/plan/units/name_patterns.h"
 #include "tests/core/units/toy_model.h"
 
 namespace foreshard {
@@ -570,6 +575,21 @@ TEST(Fsdp2Units, TheBackwardPrefetchOfAUnitIsRefusedInFsdp2) {
   EXPECT_EQ(error_of(chain(), job).code, ErrorCode::Unsupported);
   job.fsdp.runtime = Runtime::Fsdp1;
   EXPECT_TRUE(build_units(chain(), job));
+}
+
+/// Names that are looked up are those that patterns match, repeated ones too, with the same errors.
+TEST(NameTable, FindsWhatPatternsMatch) {
+  const std::vector<std::string_view> names{"", "b", "a.1", "a", "a.1", "a.10", "ab"};
+  const NameTable table(names);
+  for (const std::string pattern : {"", "a", "a.1", "a.10", "a*", "?", "*", "a.?", "c", "a.", "x*"}) {
+    const auto expected = match_names(pattern, names, "place", "module");
+    const auto got = table.match(pattern, "place", "module");
+    ASSERT_EQ(got.has_value(), expected.has_value()) << pattern;
+    if (expected)
+      EXPECT_EQ(*got, *expected) << pattern;
+    else
+      EXPECT_EQ(to_text(got.error()), to_text(expected.error())) << pattern;
+  }
 }
 
 }  // namespace

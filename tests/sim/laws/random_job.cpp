@@ -360,6 +360,41 @@ RandomJob random_job(std::uint64_t seed) {
   return job;
 }
 
+namespace {
+
+/// FSDP shards over half of the ranks that a mesh leaves it, and replicates over the rest.
+void draw_hybrid_mesh(Draw& draw, RandomJob& job) {
+  draw_mesh(draw, job);
+  const auto tensor = draw.one_of({1, 2}), data = draw.one_of({4, 8});
+  const std::string ranks = std::to_string(tensor * data);
+  job.sets.insert(job.sets.end(), {"mesh.tensor=" + std::to_string(tensor), "cluster.world_size=" + ranks,
+                                   "cluster.ranks_per_node=" + ranks, "cluster.rank=0", "fsdp.strategy=HYBRID_SHARD",
+                                   "cluster.shard_group=" + std::to_string(data / 2)});
+  if (tensor == 1) job.sets.insert(job.sets.end(), {"mesh.sequence_parallel=false", "mesh.loss_parallel=false"});
+}
+
+}  // namespace
+
+RandomJob scheduled_job(std::uint64_t seed) {
+  constexpr std::uint64_t kFurtherNumbers = 0xd1b54a32d192ed03U;
+  RandomJob job = plain_job(seed);
+  Draw draw(seed ^ kFurtherNumbers);
+  const auto over = draw.below(5);
+  if (over < 3) job.file.clear();  // programs of their own have plans of their own
+  if (over == 0) draw_mesh(draw, job);
+  if (over == 1) draw_shared_ranks(draw, job);
+  if (over == 2) draw_hybrid_mesh(draw, job);
+  if (draw.chance(30)) draw_adapters(draw, job.sets);
+  if (draw.chance(30)) draw_optimizer(draw, job.sets);
+  if (draw.chance(10)) draw_saved_ops(draw, job.sets);
+  if (draw.chance(10)) draw_autocast(draw, job.sets);
+  if (draw.chance(10)) job.sets.push_back("model.compile=true");
+  if (draw.chance(15)) job.sets.push_back("checkpointing.offload_activations=true");
+  if (draw.chance(15)) job.sets.push_back("model.packed=true");
+  if (draw.chance(25)) job.sets.push_back("cluster.memory=" + std::to_string(2 + draw.below(6)) + "GiB");
+  return job;
+}
+
 Result<RandomJob> settled(const RandomJob& random, const HardwareProfile& profile) {
   auto job = job_of(random);
   if (!job) return fail(job.error());

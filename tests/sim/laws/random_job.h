@@ -49,6 +49,10 @@ RandomJob plain_job(std::uint64_t seed);
 /// autocast, compile, ranks that share sequences or experts, schedules. About one in three is refused.
 RandomJob random_job(std::uint64_t seed);
 
+/// A job to be scheduled: most over a mesh (tensor, context, expert ranks, replicated shards), with adapters, other
+/// optimizers, steps in backward, offloaded activations, packed rows. About half are refused.
+RandomJob scheduled_job(std::uint64_t seed);
+
 /// A job whose schedule is searched for, with the one that was found; others as they are.
 Result<RandomJob> settled(const RandomJob& random, const HardwareProfile& profile);
 

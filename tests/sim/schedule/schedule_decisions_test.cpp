@@ -14,9 +14,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr const char* kExpertsConfig = R"({"model_type": "titan_llama", "vocab_size": 2000, "dim": 256, "ffn": 512,
-  "n_layers": 2, "n_heads": 4, "n_kv_heads": 4, "max_seq": 4096, "moe": {"experts": 8, "top_k": 2, "ffn": 256}})";
-
 TEST_F(ScheduleSearchTest, BlocksAreDecidedWhateverTheUnits) {
   job.fsdp.wrap.policy = WrapPolicyKind::Always;  // linear layers, and blocks without parameters of their own
   job.checkpointing.policy = CheckpointPolicy::EveryK;

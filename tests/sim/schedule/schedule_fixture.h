@@ -17,6 +17,10 @@ inline constexpr const char* kScheduleConfig = R"({"model_type": "llama", "hidde
   "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000,
   "hidden_act": "silu", "rms_norm_eps": 1e-05, "tie_word_embeddings": false, "max_position_embeddings": 4096})";
 
+inline constexpr const char* kExpertsConfig =
+    R"({"model_type": "titan_llama", "vocab_size": 2000, "dim": 256, "ffn": 512,
+  "n_layers": 2, "n_heads": 4, "n_kv_heads": 4, "max_seq": 4096, "moe": {"experts": 8, "top_k": 2, "ffn": 256}})";
+
 class ScheduleSearchTest : public ::testing::Test {
  protected:
   ScheduleSearchTest() : path_(testing::temporary_path("schedule_config.json")) {

@@ -1,0 +1,130 @@
+// How a search's candidates are predicted: what is written down once and what is not played to its end changes no
+// answer.
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "sim/schedule/candidate_judge.h"
+#include "sim/search/shared_parts.h"
+#include "tests/sim/schedule/schedule_fixture.h"
+
+namespace foreshard {
+namespace {
+
+/// Jobs as a search makes them of one: other starts, then a card that is too small for what they would take.
+std::vector<Job> candidates_of(Job job, const std::vector<Bytes>& budgets) {
+  job.schedule.objective = "given";
+  std::vector<Job> all;
+  for (const Bytes budget : budgets) {
+    job.schedule.budget = budget;
+    for (const std::int64_t forward : {0, 1, 2}) {
+      for (const std::int64_t backward : {0, 2}) {
+        job.fsdp.prefetch.forward_depth = forward;
+        job.fsdp.prefetch.backward_depth = backward;
+        all.push_back(job);
+      }
+    }
+  }
+  return all;
+}
+
+void expect_same(const Job& job, const Prediction& one, const Prediction& other) {
+  const auto which = std::to_string(job.fsdp.prefetch.forward_depth) + "/" + std::to_string(job.schedule.budget);
+  ASSERT_EQ(one.fits, other.fits) << which;
+  ASSERT_EQ(steps_of(one), steps_of(other)) << which;
+  EXPECT_EQ(one.memory.reserved, other.memory.reserved) << which;
+  EXPECT_EQ(one.memory.allocated, other.memory.allocated) << which;
+  for (std::size_t k = 0; k < one.iterations.size(); ++k) {
+    EXPECT_EQ(one.iterations[k].compute, other.iterations[k].compute) << which;
+    EXPECT_EQ(one.iterations[k].peak_active, other.iterations[k].peak_active) << which;
+    EXPECT_EQ(one.iterations[k].alloc_retries, other.iterations[k].alloc_retries) << which;
+  }
+}
+
+class CandidateTest : public ScheduleSearchTest {
+ protected:
+  void expect_tapes_change_nothing() {
+    SharedParts shared;
+    Workbench taped(shared);
+    Job given = job;
+    given.schedule.objective = "given";
+    const Bytes peak = predicted(given).memory.reserved;
+    for (const Job& one : candidates_of(job, {0, peak, peak * 3 / 4, peak / 2})) {
+      Workbench alone(shared);
+      const auto expected = alone.predict(one), got = taped.predict_candidate(one, Judged::kNoTime);
+      ASSERT_EQ(expected.has_value(), got.has_value());
+      if (expected) expect_same(one, *got, *expected);
+    }
+  }
+};
+
+TEST_F(CandidateTest, TapesChangeNothing) { expect_tapes_change_nothing(); }
+
+TEST_F(CandidateTest, TapesChangeNothingOverAMesh) {
+  job.mesh.tensor = 2;
+  expect_tapes_change_nothing();
+  job.mesh = {};
+  job.mesh.context = 2;
+  expect_tapes_change_nothing();
+}
+
+TEST_F(CandidateTest, TapesChangeNothingBesideExperts) {
+  std::ofstream(job.model.source) << kExpertsConfig;
+  job.mesh.expert = 2;
+  job.train.clip_grad_norm = 0;
+  expect_tapes_change_nothing();
+}
+
+/// The batch is cast before the hooks of forward: its block is no run's, and goes in one.
+TEST_F(CandidateTest, TapesChangeNothingWhereABatchIsCast) {
+  job.model = {};
+  job.model.source = FORESHARD_TEST_DATA "/archives/convnext.pt2";
+  job.fsdp.wrap.policy = WrapPolicyKind::Always;
+  job.checkpointing = {};
+  expect_tapes_change_nothing();
+}
+
+TEST_F(CandidateTest, TapesChangeNothingBesideAdapters) {
+  job.model.dtype = DType::BFloat16;
+  job.adapters.kind = "lora";
+  job.adapters.targets = {"all-linear"};
+  job.adapters.dtype = DType::Float32;
+  expect_tapes_change_nothing();
+}
+
+/// A model with adapters is written for the dtypes of its units, not for what a schedule decides.
+TEST_F(CandidateTest, DecisionsMakeNoOtherModelWithAdapters) {
+  job.adapters.kind = "lora";
+  job.adapters.targets = {"q_proj"};
+  const HardwareProfile profile = load_profile(job.cluster.profile).value();
+  SharedParts shared;
+  const auto own = shared.model(job, profile).value();
+  const std::string layer = "base_model.model.model.layers.1";
+  Job decided = job;
+  decided.checkpointing = {.policy = CheckpointPolicy::Selective, .units = {layer}};
+  decided.fsdp.overrides.push_back({.units = {layer}, .reshard_after_forward = ReshardAfterForward{}});
+  EXPECT_EQ(shared.model(decided, profile).value(), own);
+  EXPECT_EQ(*own, load_job_model(decided, profile).value());
+  Job reentrant = decided;
+  reentrant.checkpointing.reentrant = true;
+  EXPECT_NE(shared.model(reentrant, profile).value(), own);
+  EXPECT_EQ(*shared.model(reentrant, profile).value(), load_job_model(reentrant, profile).value());
+  Job other = job;
+  other.fsdp.overrides.push_back({.units = {layer}, .mixed_precision = MixedPrecision::none()});
+  EXPECT_NE(shared.model(other, profile).value(), own);
+  EXPECT_EQ(*shared.model(other, profile).value(), load_job_model(other, profile).value());
+}
+
+TEST(GivesUp, BehindTwoLongStepsInTurnBeyondThePlans) {
+  EXPECT_FALSE(gives_up({9, 9, 9, 9}, 3, 5));     // one beyond
+  EXPECT_TRUE(gives_up({1, 1, 1, 9, 9}, 3, 5));   // two
+  EXPECT_FALSE(gives_up({9, 9, 9, 9, 5}, 3, 5));  // no longer
+  EXPECT_FALSE(gives_up({9, 9, 9, 9, 5, 9, 5, 9}, 3, 5));
+  EXPECT_TRUE(gives_up({9, 9, 9, 9, 5, 9, 9, 1}, 3, 5));
+  EXPECT_FALSE(gives_up({9, 9, 9, 9, 9, 9}, 3, Judged::kNoTime));
+}
+
+}  // namespace
+}  // namespace foreshard
