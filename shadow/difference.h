@@ -12,6 +12,7 @@ struct Difference {
   std::string script;  // what the script does
   std::string plan;    // what the plan says
   std::string text;    // one sentence
+  bool operator==(const Difference&) const = default;
 };
 
 }  // namespace foreshard::shadow

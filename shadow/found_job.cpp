@@ -52,8 +52,12 @@ auto usual(const std::vector<const FoundUnit*>& units, Of of) {
 
 class Finder {
  public:
-  Finder(const WatchedRun& run, const ShadowMachine& machine, const std::string& model)
-      : run_(run), machine_(machine), setting_(*run.setting) {
+  Finder(const WatchedRun& run, const ShadowMachine& machine, const std::string& model, std::size_t turn)
+      : run_(run),
+        machine_(machine),
+        setting_(turn == 0 ? *run.setting : run.turns[turn - 1]),
+        steps_(static_cast<std::size_t>(std::max<std::ptrdiff_t>(
+            1, std::count_if(run.steps.begin(), run.steps.end(), [&](const auto& s) { return s.turn == turn; })))) {
     job().model.source = model;
     job().model.dtype = std::nullopt;  // parameters are as the script made them
   }
@@ -70,7 +74,7 @@ class Finder {
       units();
     }
     checkpointing();
-    job().train.script = found_script(setting_, job(), std::max<std::size_t>(1, run_.steps.size()));
+    job().train.script = found_script(setting_, job(), steps_);
     return std::move(found_);
   }
 
@@ -158,8 +162,26 @@ class Finder {
     optimizer.impl = impl == kImpls.end() ? OptimizerImpl::Foreach : impl->second;
   }
 
+  /// A job's Muon has AdamW beside it for what is no matrix of a block, and no parts.
+  bool muon_and_others() {
+    const auto is_muon = [](const FoundOptimizer& one) { return one.name == "Muon"; };
+    const auto is_other = [&](const FoundOptimizer& one) {
+      return !is_muon(one) && one.name != "AdamW" && one.name != "Adam";
+    };
+    const auto& others = setting_.others;
+    const auto other = std::find_if(others.begin(), others.end(), is_muon);
+    if (!is_muon(setting_.optimizer) && other == others.end()) return false;
+    if (other != others.end()) read_optimizer(*other, job().train.optimizer);
+    const bool beside = std::any_of(others.begin(), others.end(), is_other) || is_other(setting_.optimizer);
+    if (beside || !setting_.waiting.empty())
+      beyond("setting", "train.optimizer.parts", "of Muon and others", "Muon, and AdamW for the rest",
+             "Muon has optimizers beside it that are not AdamW, or parameters that wait: planned as AdamW's");
+    return true;
+  }
+
   /// Others that step in the same step, and what nothing steps in it.
   void optimizer_parts() {
+    if (muon_and_others()) return;
     for (const FoundOptimizer& other : setting_.others) {
       OptimizerPart& part = job().train.optimizer_parts.emplace_back();
       part.params = other.params;
@@ -174,7 +196,7 @@ class Finder {
   void train() {
     read_optimizer(setting_.optimizer, job().train.optimizer);
     optimizer_parts();
-    job().train.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(run_.steps.size()));
+    job().train.steps = static_cast<std::int64_t>(steps_);
     job().train.micro_batches = std::max<std::int64_t>(1, setting_.micro_batches);
     job().train.no_sync = setting_.no_sync && job().train.micro_batches > 1;
     job().train.beside = setting_.beside;
@@ -285,6 +307,17 @@ class Finder {
     if (!unit.backward.empty()) lists.backward[unit.modules.front()] = unit.backward;
   }
 
+  /// Of one that is wrapped twice: nothing else is around it, and its strategy frees. Inside of another it does anyway.
+  bool frees_as_root(const FoundUnit& unit) const {
+    const std::string& name = unit.modules.front();
+    if (unit.strategy != "FULL_SHARD" && unit.strategy != "HYBRID_SHARD") return false;
+    if (found_.job.fsdp.wrap.root) return name.empty();
+    return std::none_of(setting_.units.begin(), setting_.units.end(), [&](const FoundUnit& around) {
+      const std::string& outer = around.modules.front();
+      return outer.empty() ? !name.empty() : name.starts_with(outer + ".");
+    });
+  }
+
   /// The root reshards after forward only if it was told to: PyTorch's default for it is not to.
   void override_of(const FoundUnit& unit, const std::string& strategy) {
     const FsdpOptions& fsdp = job().fsdp;
@@ -294,7 +327,7 @@ class Finder {
       different.mixed_precision = precision;
     if (fsdp.runtime == Runtime::Fsdp1) {
       if (unit.strategy != strategy) different.strategy = parse_strategy(unit.strategy);
-      if (unit.wrapped_twice) different.reshard_after_forward = ReshardAfterForward{};  // it is the root of itself
+      if (unit.wrapped_twice && frees_as_root(unit)) different.reshard_after_forward = ReshardAfterForward{};
     } else if (is_root(unit) ? unit.reshard_after_forward != 0 : !(reshard_of(unit) == fsdp.reshard_after_forward)) {
       different.reshard_after_forward = reshard_of(unit);
     }
@@ -319,13 +352,14 @@ class Finder {
   const WatchedRun& run_;
   const ShadowMachine& machine_;
   const FoundSetting& setting_;
+  const std::size_t steps_;  // of this turn
   FoundJob found_;
 };
 
 }  // namespace
 
-FoundJob found_job(const WatchedRun& run, const ShadowMachine& machine, const std::string& model) {
-  return Finder(run, machine, model).find();
+FoundJob found_job(const WatchedRun& run, const ShadowMachine& machine, const std::string& model, std::size_t turn) {
+  return Finder(run, machine, model, turn).find();
 }
 
 std::string short_job_text(const Job& job) {

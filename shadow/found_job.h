@@ -1,6 +1,7 @@
 // The FSDP set-up of a watched script as a job, and what no key of a job can say of it. Pure functions.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,9 @@ struct FoundJob {
   std::vector<Difference> beyond;  // what the job cannot express; `plan` says what stands there instead
 };
 
-/// REQUIRES run.setting. `model` is the job's model.source; empty: none was written down.
-FoundJob found_job(const WatchedRun& run, const ShadowMachine& machine, const std::string& model);
+/// REQUIRES run.setting; of one of run.turns if `turn` is above 0. `model` is the job's model.source; empty: none was
+/// written down.
+FoundJob found_job(const WatchedRun& run, const ShadowMachine& machine, const std::string& model, std::size_t turn = 0);
 
 /// The keys whose values are not the defaults, one a line: a job file.
 std::string short_job_text(const Job& job);

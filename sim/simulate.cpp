@@ -447,10 +447,10 @@ class Simulation {
   Prediction prediction_;
 };
 
-/// What this simulation does not check itself must hold, or indices would lead nowhere.
-std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, const Job& job,
-                              const HardwareProfile& profile, Bytes memory) {
-  if (job.train.optimizer.name == OptimizerKind::AdamW8bit && profile.kind == "cpu") {
+/// What PyTorch refuses on this device, of the job's own optimizer or of a part's.
+std::optional<Error> refused_optimizer(const OptimizerOptions& optimizer, const Job& job,
+                                       const HardwareProfile& profile) {
+  if (optimizer.name == OptimizerKind::AdamW8bit && profile.kind == "cpu") {
     return Error{ErrorCode::Unsupported,
                  "an optimizer with moments of 8 bits runs compiled kernels of a GPU",
                  "",
@@ -459,8 +459,8 @@ std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, c
                  "adamw8bit with the profile " + job.cluster.profile,
                  "set train.optimizer.name = \"adamw\", or a GPU's profile"};
   }
-  const bool fused = job.train.optimizer.impl == OptimizerImpl::Fused;
-  if (job.train.optimizer.name == OptimizerKind::Adagrad && fused && profile.kind != "cpu") {
+  const bool fused = optimizer.impl == OptimizerImpl::Fused;
+  if (optimizer.name == OptimizerKind::Adagrad && fused && profile.kind != "cpu") {
     return Error{ErrorCode::Refused,
                  "RuntimeError: `fused=True` requires all the params to be floating point Tensors of supported devices "
                  "(Adagrad's fused step is a host's)",
@@ -470,6 +470,14 @@ std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, c
                  "fused adagrad with the profile " + job.cluster.profile,
                  "set train.optimizer.impl = \"foreach\""};
   }
+  return std::nullopt;
+}
+
+/// What this simulation does not check itself must hold, or indices would lead nowhere.
+std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, const Job& job,
+                              const HardwareProfile& profile, Bytes memory) {
+  for (const OptimizerOptions& optimizer : optimizers_of(job.train))
+    if (auto error = refused_optimizer(optimizer, job, profile)) return error;
   if (!lowered.instances.empty() && lowered.instances.size() != plan.segments.size()) {
     return Error{ErrorCode::Inconsistent,
                  "the lowered program is not that of this plan",

@@ -30,7 +30,7 @@ constexpr Change kCopiesOnCompute{435, 202407};
 
 /// Hopper's rates in what was published before this month are a half to three quarters of what cards reach since
 /// (profiles/h100-sxm-80-2023.toml).
-constexpr int kNewKernels = 202407;
+constexpr Change kNewKernels{435, 202407};
 
 /// When the code was: 0 where the source does not say.
 struct Moment {
@@ -93,6 +93,7 @@ TrainingCode titan_code(const Moment& moment, bool decoder) {
   code.notes_uses = !moment.since(kStashes);
   code.early_fsdp2 = !moment.since(kCopiesOnCompute);
   code.chunked_loss = moment.since(kChunkedLoss);
+  code.old_kernels = !moment.since(kNewKernels);
   return code;
 }
 
@@ -128,7 +129,7 @@ TrainingCode training_code(const std::string& source, bool decoder) {
           .drops_logits = source.starts_with("llm-foundry"),
           .tensor_plan = source.starts_with("KempnerForge") ? kempner_plan() : std::map<std::string, std::string>{},
           // The table of llm-foundry's README is of 2023.
-          .old_kernels = source.starts_with("llm-foundry") || (month > 0 && month < kNewKernels)};
+          .old_kernels = source.starts_with("llm-foundry") || (month > 0 && month < kNewKernels.month)};
 }
 
 }  // namespace foreshard::cli

@@ -30,6 +30,12 @@ const IterationResult* planned_step(const ShadowAnswer& answer, std::size_t i) {
   return &plan->iterations[std::min(before, plan->iterations.size() - 1)];
 }
 
+/// Some may have no job.
+bool in_turns(const ShadowAnswer& answer) {
+  const auto& steps = answer.run.steps;
+  return std::any_of(steps.begin(), steps.end(), [](const StepFigures& step) { return step.turn > 0; });
+}
+
 class ShadowText : TextLines {
  public:
   ShadowText(const ShadowAnswer& answer) : answer_(answer) {}
@@ -159,7 +165,7 @@ std::string shadow_json(const ShadowAnswer& answer) {
     json.begin_object().key("allocated_bytes").value(step.allocated).key("active_bytes").value(step.active);
     json.key("reserved_bytes").value(step.reserved).key("retries").value(step.retries).key("ooms").value(step.ooms);
     json.key("virtual_ns").value(step.virtual_time);
-    if (!answer.turns.empty()) json.key("turn").value(static_cast<std::int64_t>(step.turn));
+    if (in_turns(answer)) json.key("turn").value(static_cast<std::int64_t>(step.turn));
     json.end_object();
   }
   json.end_array().key("job");
@@ -169,11 +175,11 @@ std::string shadow_json(const ShadowAnswer& answer) {
     json.null();
   }
   json.key("plan").begin_array();
-  const std::size_t rows = !answer.turns.empty() ? answer.run.steps.size()
-                           : answer.plan         ? answer.plan->iterations.size()
-                                                 : 0;
+  const std::size_t rows = in_turns(answer) ? answer.run.steps.size()
+                           : answer.plan    ? answer.plan->iterations.size()
+                                            : 0;
   for (std::size_t i = 0; i < rows; ++i) {
-    const IterationResult* const step = answer.turns.empty() ? &answer.plan->iterations[i] : planned_step(answer, i);
+    const IterationResult* const step = in_turns(answer) ? planned_step(answer, i) : &answer.plan->iterations[i];
     if (step == nullptr) {
       json.null();
       continue;

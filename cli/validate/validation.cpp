@@ -16,7 +16,7 @@
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
-#include "sim/device/pointwise_fusion.h"
+#include "core/compiled/pointwise_fusion.h"
 #include "sim/play/memory_interval.h"
 #include "sim/search/prepare_job.h"
 
@@ -339,7 +339,7 @@ Result<LoweredProgram> lower_run(const Model& model, const Plan& plan, const Mea
   const auto ranges = segment_ranges(model, plan, *checkpointed);
   const std::vector<bool> trainable = differentiated_params(*table, job.job.fsdp.runtime);
   auto lowered = lower(job.hold_float_logits ? naming_float_logits(model) : model, ranges, trainable, options);
-  if (lowered && job.compiled) return fuse_pointwise(*lowered, model, ranges);
+  if (lowered && job.compiled) return fuse_pointwise(*lowered, model, ranges, trainable);
   return lowered;
 }
 

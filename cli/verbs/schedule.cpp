@@ -75,12 +75,13 @@ Result<Answer> answer_of(const ScheduleFlags& flags, const Job& job, bool quiet)
   if (!wrap) return fail(wrap.error());
   SharedParts shared;
   Workbench bench(shared);
-  std::optional<ProgressBar> bar(std::in_place, !quiet);
-  auto found = find_schedule(wrap->job, *model, *profile, bench, /*threads=*/0,
-                             [&bar](std::size_t simulated, std::size_t most, double best_ns) {
-                               bar->draw(simulated, most, best_ns > 0 ? fmt::format("{:.1f} ms", best_ns / 1e6) : "");
-                             });
-  bar.reset();
+  auto found = [&] {
+    ProgressBar bar(!quiet);
+    return find_schedule(wrap->job, *model, *profile, bench, /*threads=*/0,
+                         [&bar](std::size_t simulated, std::size_t most, double best_ns) {
+                           bar.draw(simulated, most, best_ns > 0 ? fmt::format("{:.1f} ms", best_ns / 1e6) : "");
+                         });
+  }();
   if (!found) return fail(found.error());
   Answer answer{std::move(*found), std::move(*model), profile->id, 0};
   if (!answer.found.fits) return answer;

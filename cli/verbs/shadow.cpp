@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <numeric>
-#include <regex>
 #include <set>
 #include <string_view>
 
@@ -38,9 +37,20 @@ bool is_device_log(const fs::path& file) {
 /// What keep() puts there.
 bool is_kept_name(const std::string& name) {
   static constexpr std::array<std::string_view, 4> kNames{"job.toml", "model.json", "model-config.json", "report.json"};
-  static const std::regex kOfTurn("(job|model|model-config)-[0-9]+[.](toml|json)");
-  return is_device_log(name) || std::regex_match(name, kOfTurn) ||
-         std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+  return is_device_log(name) || std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
+std::string job_name_of_turn(std::size_t number) { return fmt::format("job-{}.toml", number + 1); }
+
+/// What keep() put there of the turns of an earlier run, by its report: others of such names are the user's.
+std::set<std::string> kept_of_turns(const std::string& report) {
+  std::set<std::string> names;
+  const auto run = shadow::read_watched_run(report);
+  for (std::size_t i = 0; run && i < run->turns.size(); ++i) {
+    names.insert(job_name_of_turn(i + 1));
+    names.insert(run->turns[i].model_file);
+  }
+  return names;
 }
 
 Result<std::set<std::string>> names_in(const std::string& folder) {
@@ -89,6 +99,7 @@ class Folder {
     if (!kept()) return {};
     const auto made = names_in(path_);
     if (!made) return fail(made.error());
+    const std::set<std::string> of_turns = kept_of_turns(kept_as("report.json"));  // until it is replaced
     std::error_code code;
     for (const std::string& name : *made) {
       fs::rename(*this / name, kept_as(name), code);
@@ -97,7 +108,7 @@ class Folder {
     const auto there = names_in(users_);
     if (!there) return fail(there.error());
     for (const std::string& name : *there) {
-      if (!is_kept_name(name) || made->contains(name)) continue;
+      if ((!is_kept_name(name) && !of_turns.contains(name)) || made->contains(name)) continue;
       fs::remove(kept_as(name), code);
       if (code) return fail(output_error(kept_as(name), code.value()));
     }
@@ -222,8 +233,18 @@ class Answering {
     const std::string& model = answer_.run.setting->model_file;
     auto found = shadow::found_job(answer_.run, {flags_.profile, options_.world.ranks_per_node},
                                    model.empty() ? "" : folder_ / model);
+    beyond_first_ = found.beyond;
     append(answer_.differences, std::move(found.beyond));
     answer_.found = std::move(found.job);
+  }
+
+  /// What the first turn's job cannot express either is told once.
+  void append_beyond(std::size_t number, std::vector<shadow::Difference> beyond) {
+    for (shadow::Difference& each : beyond) {
+      if (std::find(beyond_first_.begin(), beyond_first_.end(), each) != beyond_first_.end()) continue;
+      each.text = fmt::format("turn {}: {}", number + 1, each.text);
+      answer_.differences.push_back(std::move(each));
+    }
   }
 
   Result<void> write_job() {
@@ -237,12 +258,10 @@ class Answering {
 
   /// Optimizers in turns: each has a job and a plan of its own. A job that was meant stands for the first.
   Result<void> further_turn(std::size_t number, const shadow::DeviceLog& log) {
-    shadow::WatchedRun run = answer_.run;
-    run.setting = answer_.run.turns[number - 1];
-    const std::string& model = run.setting->model_file;
-    auto found =
-        shadow::found_job(run, {flags_.profile, options_.world.ranks_per_node}, model.empty() ? "" : folder_ / model);
-    append(answer_.differences, std::move(found.beyond));
+    const std::string& model = answer_.run.turns[number - 1].model_file;
+    auto found = shadow::found_job(answer_.run, {flags_.profile, options_.world.ranks_per_node},
+                                   model.empty() ? "" : folder_ / model, number);
+    append_beyond(number, std::move(found.beyond));
     ShadowTurn& turn = answer_.turns.emplace_back();
     turn.found = std::move(found.job);
     Job job = turn.found;
@@ -261,7 +280,7 @@ class Answering {
     written.model.source = model;  // relative to the file
     turn.job_text = shadow::short_job_text(written);
     if (!folder_.kept()) return {};
-    const std::string name = fmt::format("job-{}.toml", number + 1);
+    const std::string name = job_name_of_turn(number);
     turn.job_file = folder_.kept_as(name);
     return write_whole_file(folder_ / name, turn.job_text);
   }
@@ -269,8 +288,8 @@ class Answering {
   /// Of the last step of that turn.
   void tell_differences(const shadow::DeviceLog& log, const PlanBeside& beside, std::size_t turn) {
     const auto& steps = answer_.run.steps;
-    std::size_t last = log.steps.size();
-    while (last > 0 && last <= steps.size() && steps[last - 1].turn != turn) --last;
+    std::size_t last = std::min(log.steps.size(), steps.size());  // a process that was ended has no figures of its last
+    while (last > 0 && steps[last - 1].turn != turn) --last;
     if (last == 0) return;
     answer_.compared = true;
     const auto inside = shadow::collectives_inside(beside.plan, beside.prediction.timeline);
@@ -320,6 +339,7 @@ class Answering {
   const Console& console_;
   const Folder& folder_;
   const ScriptOptions& options_;
+  std::vector<shadow::Difference> beyond_first_;  // of the first turn's job
   ShadowAnswer answer_;
 };
 

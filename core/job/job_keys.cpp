@@ -422,19 +422,15 @@ void add_optimizer(TableMaker& t) {
   t.choice("train.optimizer.impl", optimizer_impls(), FORESHARD_FIELD(train.optimizer.impl),
            "PyTorch's implementation; in_backward = a step for each parameter when its gradient is ready, as a loop or "
            "as foreach");
-  t.choice("train.optimizer.library",
-           Words<OptimizerLibrary>{{{"auto", OptimizerLibrary::Auto},
-                                    {"torch", OptimizerLibrary::Torch},
-                                    {"transformers", OptimizerLibrary::Transformers}}},
-           FORESHARD_FIELD(train.optimizer.library),
+  t.choice("train.optimizer.library", optimizer_libraries(), FORESHARD_FIELD(train.optimizer.library),
            "adafactor: torch.optim's, or Transformers'; auto = Transformers' where impl is for_loop");
   t.special(
       "train.optimizer.parts", "list of tables",
       [](const Spot& spot, Job& job) { return read_optimizer_parts(spot, job.train.optimizer_parts); },
       [](const Job& job) { return optimizer_parts_text(job.train.optimizer_parts); },
       "predictions: parameters that another optimizer steps in the same step: [{params = [\"embedding.*\"], name = "
-      "\"sgd\", momentum = 0.9}]; also impl, weight_decay, centered, amsgrad, decoupled_weight_decay; name = \"none\": "
-      "nothing steps them (another turn does)");
+      "\"sgd\", momentum = 0.9}]; also impl, library, weight_decay, centered, amsgrad, decoupled_weight_decay; name = "
+      "\"none\": nothing steps them (another turn does)");
 }
 
 void add_train(TableMaker& t) {

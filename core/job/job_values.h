@@ -96,6 +96,7 @@ struct Words {
 const Words<Strategy>& strategies();
 const Words<OptimizerKind>& optimizer_kinds();
 const Words<OptimizerImpl>& optimizer_impls();
+const Words<OptimizerLibrary>& optimizer_libraries();
 const Words<BackwardPrefetch>& backward_prefetches();
 
 template <class E>

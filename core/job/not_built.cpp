@@ -2,11 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <vector>
+
 #include "core/job/job_keys.h"
+#include "core/job/optimizer_facts.h"
 #include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
+
+/// Whether the job's own optimizer or one of a part is such.
+template <class Is>
+bool any_optimizer(const Job& job, Is is) {
+  const std::vector<OptimizerOptions> all = optimizers_of(job.train);
+  return std::any_of(all.begin(), all.end(), is);
+}
 
 struct Missing {
   const char* key;
@@ -55,9 +66,10 @@ constexpr Missing kMissing[] = {
      "false with [mesh], model.compile or checkpointing.reentrant"},
     {"train.optimizer.impl",
      [](const Job& job) {
-       const OptimizerOptions& optimizer = job.train.optimizer;
-       return optimizer.name == OptimizerKind::Adafactor && optimizer.library == OptimizerLibrary::Transformers &&
-              optimizer.impl != OptimizerImpl::ForLoop;
+       return any_optimizer(job, [](const OptimizerOptions& optimizer) {
+         return optimizer.name == OptimizerKind::Adafactor && optimizer.library == OptimizerLibrary::Transformers &&
+                optimizer.impl != OptimizerImpl::ForLoop;
+       });
      },
      "for_loop, which Transformers' Adafactor is"},
     {"train.optimizer.name",
@@ -70,14 +82,29 @@ constexpr Missing kMissing[] = {
     // Adagrad does not tell a scaler that its fused step takes what was found: the host would ask, as by no other.
     {"train.optimizer.impl",
      [](const Job& job) {
-       const OptimizerOptions& optimizer = job.train.optimizer;
-       return optimizer.name == OptimizerKind::Adagrad && optimizer.impl == OptimizerImpl::Fused &&
-              job.train.grad_scaler.enabled;
+       return job.train.grad_scaler.enabled && any_optimizer(job, [](const OptimizerOptions& optimizer) {
+                return optimizer.name == OptimizerKind::Adagrad && optimizer.impl == OptimizerImpl::Fused;
+              });
      },
      "for_loop or foreach with train.grad_scaler"},
     {"train.optimizer.name",
-     [](const Job& job) { return job.train.optimizer.name == OptimizerKind::AdamW8bit && job.fsdp.cpu_offload; },
+     [](const Job& job) {
+       return job.fsdp.cpu_offload &&
+              any_optimizer(job, [](const auto& optimizer) { return optimizer.name == OptimizerKind::AdamW8bit; });
+     },
      "adamw with offload"},
+    {"train.optimizer.parts",
+     [](const Job& job) {
+       return !job.train.optimizer_parts.empty() &&
+              any_optimizer(job, [](const auto& optimizer) { return steps_in_backward(optimizer.impl); });
+     },
+     "[] with in_backward, which makes an optimizer for each parameter; or for_loop, foreach or fused in all parts"},
+    {"train.optimizer.parts",
+     [](const Job& job) {
+       return !job.train.optimizer_parts.empty() &&
+              any_optimizer(job, [](const auto& optimizer) { return optimizer.name == OptimizerKind::Muon; });
+     },
+     "[] with muon, which has adamw beside it for all that are no matrices of blocks; or no part with muon"},
     {"train.optimizer.name",
      [](const Job& job) {
        // Refused with PyTorch's own reason; whole parameters keep their dimensions.

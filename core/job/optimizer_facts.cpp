@@ -52,6 +52,13 @@ double averaged_length(double beta2, std::int64_t step) {
   return longest - 2.0 * count * power / (1.0 - power);
 }
 
+std::vector<OptimizerOptions> optimizers_of(const TrainOptions& train) {
+  std::vector<OptimizerOptions> all{train.optimizer};
+  for (const OptimizerPart& part : train.optimizer_parts)
+    if (part.steps) all.push_back(part.options);
+  return all;
+}
+
 OptimizerFacts optimizer_facts(const OptimizerOptions& options) {
   switch (options.name) {
     case OptimizerKind::AdamW:

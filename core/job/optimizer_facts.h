@@ -35,6 +35,9 @@ bool decays_params(const OptimizerOptions& options);
 /// steps (`step` 0): what it grows to.
 double averaged_length(double beta2, std::int64_t step);
 
+/// The job's own optimizer, then those of train.optimizer.parts that step.
+std::vector<OptimizerOptions> optimizers_of(const TrainOptions& train);
+
 /// Of Muon, Adafactor and 8-bit AdamW: nothing.
 OptimizerFacts optimizer_facts(const OptimizerOptions& options);
 

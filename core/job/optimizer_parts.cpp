@@ -33,6 +33,13 @@ const Words<OptimizerImpl>& optimizer_impls() {
   return kWords;
 }
 
+const Words<OptimizerLibrary>& optimizer_libraries() {
+  static const Words<OptimizerLibrary> kWords{{{"auto", OptimizerLibrary::Auto},
+                                               {"torch", OptimizerLibrary::Torch},
+                                               {"transformers", OptimizerLibrary::Transformers}}};
+  return kWords;
+}
+
 namespace {
 
 constexpr const char* kNobody = "none";  // steps them
@@ -43,6 +50,7 @@ Failure read_field(const Spot& field, const std::string& name, OptimizerPart& pa
   known = true;
   if (name == "params") return read_texts(field, part.params);
   if (name == "impl") return read_enum(field, optimizer_impls(), options.impl);
+  if (name == "library") return read_enum(field, optimizer_libraries(), options.library);
   if (name == "weight_decay") return read_number(field, 0.0, 1e6, options.weight_decay);
   if (name == "momentum") return read_number(field, 0.0, 1.0, options.momentum);
   if (name == "centered") return read_bool(field, options.centered);
@@ -59,8 +67,8 @@ Failure read_field(const Spot& field, const std::string& name, OptimizerPart& pa
 }  // namespace
 
 Failure read_optimizer_parts(const Spot& spot, std::vector<OptimizerPart>& out) {
-  static const std::vector<std::string> fields{"params",   "name",     "impl",    "weight_decay",
-                                               "momentum", "centered", "amsgrad", "decoupled_weight_decay"};
+  static const std::vector<std::string> fields{
+      "params", "name", "impl", "library", "weight_decay", "momentum", "centered", "amsgrad", "decoupled_weight_decay"};
   if (spot.value.kind != JobValue::Kind::Array) return spot.wrong_type("a list of tables");
   std::vector<OptimizerPart> parts;
   for (std::size_t i = 0; i < spot.value.items.size(); ++i) {
@@ -89,6 +97,7 @@ std::string optimizer_parts_text(const std::vector<OptimizerPart>& parts) {
     std::string text = "{params = " + texts_text(part.params) + ", name = ";
     text += part.steps ? enum_text(optimizer_kinds(), of.name) : quoted_text(kNobody);
     if (of.impl != usual.impl) text += ", impl = " + enum_text(optimizer_impls(), of.impl);
+    if (of.library != usual.library) text += ", library = " + enum_text(optimizer_libraries(), of.library);
     if (of.weight_decay != usual.weight_decay) text += ", weight_decay = " + number_text(of.weight_decay);
     if (of.momentum != usual.momentum) text += ", momentum = " + number_text(of.momentum);
     if (of.centered) text += ", centered = true";

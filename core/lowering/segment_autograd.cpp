@@ -12,12 +12,16 @@ namespace {
 struct Seen {
   bool wants = false;
   ParamId param;
+  ValueId value = {};
 };
 
 class Walk {
  public:
   Walk(const Model& model, const std::vector<bool>& trainable)
       : model_(model), trainable_(trainable), values_(model.values.size()) {}
+
+  /// Where the next calls' kept arguments go (kept_arguments).
+  void keep_in(std::vector<std::uint8_t>& kept) { kept_ = &kept; }
 
   /// What the call keeps; nullptr stands for a rule that is not there.
   void run(const Op& op, std::int32_t index, SegmentAutograd* segment) {
@@ -54,6 +58,7 @@ class Walk {
   void see(const Arg& arg) {
     if (const auto* value = std::get_if<ValueRef>(&arg.value)) {
       args_.push_back(values_[value->id.index()]);
+      args_.back().value = value->id;
     } else if (const auto* param = std::get_if<ParamRef>(&arg.value)) {
       const ParamId storage = model_.storage_of(param->id);
       args_.push_back({storage.index() < trainable_.size() && trainable_[storage.index()], storage});
@@ -67,7 +72,7 @@ class Walk {
                        [&](ValueId id) { return id.valid() && is_floating(model_.values[id.index()].dtype); });
   }
 
-  void note(const OpRule& rule, const Op& op, std::int32_t index, SegmentAutograd& segment) const {
+  void note(const OpRule& rule, const Op& op, std::int32_t index, SegmentAutograd& segment) {
     std::uint8_t wants = 0;
     for (std::size_t i = 0; i < args_.size() && i < 8; ++i)
       if (args_[i].wants) wants = static_cast<std::uint8_t>(wants | 1U << i);
@@ -75,14 +80,20 @@ class Walk {
         static_cast<std::size_t>(std::count_if(op.out.begin(), op.out.end(), [](ValueId id) { return id.valid(); }));
     for (const SaveRule& save : saves_of_call(rule, op, args_.size(), results, wants)) {
       segment.last_save = index;
-      if (!save.result) add_read(segment, args_[save.index].param);
+      if (save.result) continue;
+      add_read(segment, args_[save.index].param);
+      if (kept_ != nullptr) kept_->push_back(save.index);
     }
   }
 
-  void note_opaque(const OpaqueOp& opaque, std::int32_t index, SegmentAutograd& segment) const {
+  void note_opaque(const OpaqueOp& opaque, std::int32_t index, SegmentAutograd& segment) {
     if (!opaque.saved.empty()) segment.last_save = index;
-    for (const OpaqueOp::Saved& saved : opaque.saved)
-      if (saved.value.valid()) add_read(segment, values_[saved.value.index()].param);
+    for (const OpaqueOp::Saved& saved : opaque.saved) {
+      if (!saved.value.valid()) continue;
+      add_read(segment, values_[saved.value.index()].param);
+      for (std::size_t i = 0; kept_ != nullptr && i < args_.size(); ++i)
+        if (args_[i].value == saved.value) kept_->push_back(static_cast<std::uint8_t>(i));
+    }
   }
 
   static void add_read(SegmentAutograd& segment, ParamId param) {
@@ -95,6 +106,7 @@ class Walk {
   std::vector<Seen> values_;
   std::vector<Seen> args_;
   RuleFinder rules_;
+  std::vector<std::uint8_t>* kept_ = nullptr;
 };
 
 }  // namespace
@@ -129,6 +141,17 @@ std::vector<SaveRule> saves_of_call(const OpRule& rule, const Op& op, std::size_
   }
   if (unweighted) add({false, 2, 0});
   return saves;
+}
+
+std::vector<std::vector<std::uint8_t>> kept_arguments(const Model& model, const std::vector<bool>& trainable) {
+  std::vector<std::vector<std::uint8_t>> kept(model.ops.size());
+  Walk walk(model, trainable);
+  for (std::size_t op = 0; op < kept.size(); ++op) {
+    SegmentAutograd own;
+    walk.keep_in(kept[op]);
+    walk.run(model.ops[op], static_cast<std::int32_t>(op), &own);
+  }
+  return kept;
 }
 
 std::vector<SegmentAutograd> segment_autograd(const Model& model, std::span<const OpRange> segments,

@@ -41,4 +41,8 @@ struct SegmentAutograd {
 std::vector<SegmentAutograd> segment_autograd(const Model& model, std::span<const OpRange> segments,
                                               const std::vector<bool>& trainable);
 
+/// By operator: which of its arguments it keeps for backward, as places among those that are tensors (values,
+/// parameters and buffers, in their order).
+std::vector<std::vector<std::uint8_t>> kept_arguments(const Model& model, const std::vector<bool>& trainable);
+
 }  // namespace foreshard

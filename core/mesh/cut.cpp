@@ -7,6 +7,7 @@
 
 #include "core/lowering/op_rules.h"
 #include "core/mesh/cut_errors.h"
+#include "core/mesh/own_code.h"
 #include "core/mesh/terms.h"
 
 namespace foreshard::mesh {
@@ -203,7 +204,8 @@ class Carrier {
         return cut;
       }
       if (ahead == cut.before && cut.whole % out[d] == 0) {  // cut into pieces: whole ones for every rank
-        const bool parts = out[d] % group_.ranks != 0 || parts_.contains(static_cast<std::int32_t>(d));
+        // What nothing takes apart are heads in groups, of which there may be too few.
+        const bool parts = parts_.contains(static_cast<std::int32_t>(d));
         if (parts && end - d > 2 && out[d + 1] % group_.ranks == 0) {
           cut.apart = true;  // [parts, heads, width]: of every part an equal share, by a module that counts its heads
           return of_dimension(cut, d + 1, out);
@@ -234,18 +236,9 @@ class Carrier {
   Result<Cuts> permuted() {
     const CutTensor& x = args_.front();
     Cut cut = x.cut;
-    const std::size_t rank = x.shape.size();
-    std::vector<std::int64_t> order(rank);
-    for (std::size_t d = 0; d < rank; ++d) order[d] = static_cast<std::int64_t>(d);
-    if (name_ == "permute") {
-      const auto given = integers(op_, 1, "dims");
-      for (std::size_t d = 0; d < given.size(); ++d) order[d] = wrap(given[d], rank);
-    } else if (rank > 1) {
-      const bool t = name_ == "t";
-      std::swap(order[static_cast<std::size_t>(wrap(t ? 0 : integer_argument(op_, 1, "dim0", 0), rank))],
-                order[static_cast<std::size_t>(wrap(t ? 1 : integer_argument(op_, 2, "dim1", 1), rank))]);
-    }
-    cut.dim = static_cast<std::int32_t>(std::find(order.begin(), order.end(), cut.dim) - order.begin());
+    const auto order = order_of(op_, x.shape.size());
+    const auto at = static_cast<std::size_t>(cut.dim);
+    cut.dim = static_cast<std::int32_t>(std::find(order.begin(), order.end(), at) - order.begin());
     return Cuts{cut};
   }
 

@@ -14,23 +14,29 @@
 namespace foreshard::mesh {
 namespace {
 
-/// Which dimension of `shape` is the one that is cut in `given`: of the same size, else the same one.
+/// Which dimension of `shape` is the one that is cut in `given`: of the same size, else the same one. A dimension that
+/// stays where it was is another one of that size (a batch of as many samples as there are heads).
 std::int32_t dimension_like(const Shape& shape, const CutTensor& given, std::int64_t ranks) {
   const auto same = static_cast<std::size_t>(given.cut.dim);
   const std::int64_t size = given.shape[same];
   if (same < shape.size() && shape[same] == size) return given.cut.dim;
-  const auto at = std::find(shape.begin(), shape.end(), size);
-  if (at != shape.end()) return static_cast<std::int32_t>(at - shape.begin());
+  for (std::size_t k = 0; k < shape.size(); ++k) {
+    const bool stays = k < given.shape.size() && given.shape[k] == shape[k];
+    if (shape[k] == size && !stays) return static_cast<std::int32_t>(k);
+  }
   const bool divides = shape.size() == given.shape.size() && shape[same] % ranks == 0;
   return divides ? given.cut.dim : -1;
 }
 
+/// Rounded up: what is there stays there.
+std::int64_t share_of(std::int64_t amount, std::int64_t ranks) { return (amount + ranks - 1) / ranks; }
+
 /// What a function keeps or makes; its temporaries are counted in bytes.
-Shape part_of_shape(const Shape& whole, const CutTensor& given, std::int64_t ranks) {
+Shape part_of_shape(const Shape& whole, DType dtype, const CutTensor& given, std::int64_t ranks) {
   Shape part = whole;
   const std::int32_t dim = dimension_like(whole, given, ranks);
-  const bool bytes = whole.size() == 1 && dim < 0;
-  if (bytes) part.front() = (part.front() + ranks - 1) / ranks;
+  const bool bytes = whole.size() == 1 && dtype == DType::UInt8 && dim < 0;
+  if (bytes) part.front() = share_of(part.front(), ranks);
   if (dim >= 0 && part[static_cast<std::size_t>(dim)] % ranks == 0) part[static_cast<std::size_t>(dim)] /= ranks;
   return part;
 }
@@ -42,7 +48,7 @@ void send_parts(Op& op, std::int64_t ranks) {
     for (Arg& row : *rows) {
       auto* one = std::get_if<ArgList>(&row.value);
       auto* bytes = one != nullptr && one->size() > 2 ? std::get_if<std::int64_t>(&(*one)[2].value) : nullptr;
-      if (bytes != nullptr) *bytes /= ranks;
+      if (bytes != nullptr) *bytes = std::max<std::int64_t>(1, share_of(*bytes, ranks));
     }
   }
 }
@@ -61,22 +67,23 @@ std::size_t dim_of(const Op& op, std::size_t position, std::size_t rank) {
   return static_cast<std::size_t>(dim < 0 ? dim + static_cast<std::int64_t>(rank) : dim);
 }
 
-/// `places`: which dimension of the reshape each of the moved tensor's is.
-void move(const Op& op, std::vector<std::size_t>& places) {
-  const std::size_t rank = places.size();
-  if (base_name(op.name) == "transpose") {
-    const std::size_t a = dim_of(op, 1, rank), b = dim_of(op, 2, rank);
-    if (a < rank && b < rank) std::swap(places[a], places[b]);
-    return;
+/// Where a result lies that is like `given`; nothing: the ranks' rows of it are not to be told.
+std::optional<Cut> cut_like(const Shape& result, const CutTensor& given, std::int64_t ranks) {
+  const std::int32_t dim = dimension_like(result, given, ranks);
+  if (dim < 0) return Cut();
+  const std::int64_t size = result[static_cast<std::size_t>(dim)];
+  Cut cut;
+  if (dim == given.cut.dim && size == given.shape[static_cast<std::size_t>(dim)]) {
+    cut = given.cut;
+    cut.replica = false;
+  } else if (given.cut.before * given.cut.after != 1) {
+    return std::nullopt;
+  } else {
+    cut.dim = dim;
+    cut.whole = size;
+    cut.apart = given.cut.apart;
   }
-  const auto* order = op.args.size() > 1 ? std::get_if<ArgList>(&op.args[1].value) : nullptr;
-  if (order == nullptr || order->size() != rank) return;
-  const std::vector<std::size_t> before = places;
-  for (std::size_t k = 0; k < rank; ++k) {
-    const auto* from = std::get_if<std::int64_t>(&(*order)[k].value);
-    if (from != nullptr)
-      places[k] = before[static_cast<std::size_t>(*from < 0 ? *from + static_cast<std::int64_t>(rank) : *from)];
-  }
+  return cut.whole % ranks == 0 ? std::optional(cut) : std::nullopt;
 }
 
 }  // namespace
@@ -107,26 +114,50 @@ std::optional<std::vector<Cut>> carry_opaque(Model& model, Op& op, const std::ve
   if (!alike || given->shape[static_cast<std::size_t>(given->cut.dim)] % ranks != 0) return std::nullopt;
   std::vector<Cut> cuts(results.size());
   for (std::size_t k = 0; k < results.size(); ++k) {
-    const std::int32_t dim = dimension_like(results[k], *given, ranks);
-    if (dim < 0) continue;
-    cuts[k].dim = dim;
-    cuts[k].whole = results[k][static_cast<std::size_t>(dim)];
-    if (cuts[k].whole % ranks != 0) return std::nullopt;
+    const auto like = cut_like(results[k], *given, ranks);
+    if (!like) return std::nullopt;
+    cuts[k] = *like;
   }
   OpaqueOp part = model.opaques[static_cast<std::size_t>(op.opaque)];
-  for (OpaqueOp::Saved& saved : part.saved) saved.shape = part_of_shape(saved.shape, *given, ranks);
+  for (OpaqueOp::Saved& saved : part.saved) saved.shape = part_of_shape(saved.shape, saved.dtype, *given, ranks);
   for (std::size_t i = 0; i < part.backward.size(); ++i) {
     Shape& shape = part.backward[i].shape;
     const bool of_whole = i < args.size() && !args[i].cut.cut() && args[i].shape == shape;  // a norm's weight
-    if (!of_whole) shape = part_of_shape(shape, *given, ranks);
+    if (!of_whole) shape = part_of_shape(shape, part.backward[i].dtype, *given, ranks);
   }
-  part.bytes_moved /= ranks;
+  part.bytes_moved = share_of(part.bytes_moved, ranks);
   part.flops /= ranks;
-  part.workspace_bytes = (part.workspace_bytes + ranks - 1) / ranks;
+  if (part.backward_flops >= 0) part.backward_flops /= ranks;
+  part.workspace_bytes = share_of(part.workspace_bytes, ranks);
   op.opaque = static_cast<std::int32_t>(model.opaques.size());
   model.opaques.push_back(std::move(part));
   send_parts(op, ranks);
   return cuts;
+}
+
+std::vector<std::size_t> order_of(const Op& op, std::size_t rank) {
+  std::vector<std::size_t> order(rank);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto place = [rank](std::int64_t dim) {
+    return static_cast<std::size_t>(dim < 0 ? dim + static_cast<std::int64_t>(rank) : dim);
+  };
+  const std::string_view name = base_name(op.name);
+  if (name != "permute") {
+    const bool t = name == "t";
+    const std::size_t a = place(t ? 0 : integer_argument(op, 1, "dim0", 0));
+    const std::size_t b = place(t ? 1 : integer_argument(op, 2, "dim1", 1));
+    if (a < rank && b < rank) std::swap(order[a], order[b]);
+    return order;
+  }
+  const auto named =
+      std::find_if(op.kwargs.begin(), op.kwargs.end(), [](const NamedArg& arg) { return arg.name == "dims"; });
+  const Arg* given = named != op.kwargs.end() ? &named->arg : op.args.size() > 1 ? &op.args[1] : nullptr;
+  const auto* dims = given == nullptr ? nullptr : std::get_if<ArgList>(&given->value);
+  for (std::size_t d = 0; dims != nullptr && d < std::min(rank, dims->size()); ++d) {
+    const auto* dim = std::get_if<std::int64_t>(&(*dims)[d].value);
+    if (dim != nullptr && place(*dim) < rank) order[d] = place(*dim);
+  }
+  return order;
 }
 
 std::set<std::int32_t> parts_of_result(const Model& model, const Op& op, const std::vector<Op>& ops,
@@ -136,6 +167,7 @@ std::set<std::int32_t> parts_of_result(const Model& model, const Op& op, const s
   std::set<std::int32_t> parts;
   if (!reshapes || op.out.empty() || !op.out.front().valid()) return parts;
   ValueId value = op.out.front();
+  // Which dimension of the reshape each of the moved tensor's is.
   std::vector<std::size_t> places(model.values[value.index()].shape.size());
   std::iota(places.begin(), places.end(), std::size_t{0});
   for (std::size_t i = index + 1; i < std::min(ops.size(), index + 1 + kNear); ++i) {
@@ -144,12 +176,14 @@ std::set<std::int32_t> parts_of_result(const Model& model, const Op& op, const s
     if (read == nullptr || read->id != value) continue;
     const std::string_view name = base_name(next.name);
     if (name == "permute" || name == "transpose") {
-      move(next, places);
+      const std::vector<std::size_t> before = places;
+      const std::vector<std::size_t> order = order_of(next, places.size());
+      for (std::size_t k = 0; k < places.size(); ++k) places[k] = before[order[k]];
       value = next.out.front();
       continue;
     }
     const bool first = name == "unbind" || name == "select";
-    if (!first && name != "split" && name != "chunk") continue;
+    if (!first && name != "split" && name != "split_with_sizes" && name != "chunk") continue;
     const std::size_t at = dim_of(next, first ? 1 : 2, places.size());
     if (at < places.size()) parts.insert(static_cast<std::int32_t>(places[at]));
   }

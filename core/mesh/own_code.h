@@ -23,6 +23,9 @@ std::optional<std::vector<Cut>> carry_opaque(Model& model, Op& op, const std::ve
 /// Collectives inside of an operator ("meets") by the dimensions that are `now` there, by what they were; others go.
 void renumber_meetings(Op& op, const std::map<std::int64_t, std::int64_t>& now);
 
+/// Which dimension of its argument, of `rank` dimensions, each of the result's is: of "t", "transpose" and "permute".
+std::vector<std::size_t> order_of(const Op& op, std::size_t rank);
+
 /// Dimensions of what a reshape (`op`, number `index` of the whole program's `ops`) makes along which one of the next
 /// operators takes it apart: parts of a projection, not heads. Of other operators none.
 std::set<std::int32_t> parts_of_result(const Model& model, const Op& op, const std::vector<Op>& ops, std::size_t index);

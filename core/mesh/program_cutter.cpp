@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/mesh/own_code.h"
+#include "core/mesh/terms.h"
 #include "core/model/module_kind.h"
 
 namespace foreshard::mesh {
@@ -358,8 +359,13 @@ std::vector<CutTensor> ProgramCutter::tensors_of(Op& op) {
 Result<void> ProgramCutter::carry(std::int32_t index) {
   if (within(ModuleStyle::Local)) return carry_local(index);
   Op op = std::move(old_[static_cast<std::size_t>(index)]);
+  const bool zeros = leaves_zeros(base_name(op.name));
   each_arg(op, [&](Arg& arg) {
-    if (auto* value = std::get_if<ValueRef>(&arg.value)) value->id = ValueId(seen(value->id.value));
+    auto* value = std::get_if<ValueRef>(&arg.value);
+    if (value == nullptr) return;
+    if (!zeros) cuts_[value->id.index()].zero = false;
+    value->id = ValueId(seen(value->id.value));
+    if (!zeros) cuts_[value->id.index()].zero = false;
   });
   if (wrong_) return fail(std::move(*wrong_));
   if (gathers(op, index)) return {};

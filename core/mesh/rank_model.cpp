@@ -539,27 +539,29 @@ bool can_be_cut(const Model& model, const Job& job) {
   return is_cut(job.mesh) && job.mesh.expert <= 1 && whole;
 }
 
-/// Of a program that the job cuts the groups along its tensor ranks are the job's; those across them are the script's
-/// (ranks that share a sequence by hand), as far as the world has them.
-void keep_groups_across(Model& model, const Job& job) {
+/// Where the job cuts, groups along its tensor ranks are its own; those across them (a sequence's) are the script's.
+Result<void> keep_groups_across(Model& model, const Job& job) {
   std::vector<MeshDimension> kept;
   std::map<std::int64_t, std::int64_t> now;
   for (std::size_t d = 0; d < model.mesh.size(); ++d) {
     const MeshDimension& each = model.mesh[d];
-    const bool across = each.ranks.size() > 1 && (each.ranks[1] - each.ranks[0]) % job.mesh.tensor == 0;
-    const bool script = each.name.starts_with(kScriptDimension) && job.mesh.context <= 1;
-    auto here = script && across ? placed(each, job) : Result<MeshDimension>(MeshDimension());
-    if (!here || here->ranks.empty()) continue;
+    const bool across = std::all_of(each.ranks.begin(), each.ranks.end(),
+                                    [&](std::int32_t rank) { return (rank - each.ranks[0]) % job.mesh.tensor == 0; });
+    const bool script = each.ranks.size() > 1 && each.name.starts_with(kScriptDimension) && job.mesh.context <= 1;
+    if (!across || !script) continue;
+    auto here = placed(each, job);
+    if (!here) return tl::unexpected(here.error());
     now.emplace(static_cast<std::int64_t>(d), static_cast<std::int64_t>(kept.size()));
     kept.push_back(std::move(*here));
   }
   model.mesh = std::move(kept);
   for (Op& op : model.ops) mesh::renumber_meetings(op, now);
+  return {};
 }
 
 Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) {
   const bool cut_anew = can_be_cut(whole, job);
-  if (cut_anew) keep_groups_across(whole, job);
+  if (auto ok = cut_anew ? keep_groups_across(whole, job) : Result<void>(); !ok) return tl::unexpected(ok.error());
   if (!whole.mesh.empty() && !cut_anew) return recorded_rank(std::move(whole), job);
   if (!is_cut(job.mesh)) return whole;
   if (auto ok = check_runtime(job); !ok) return tl::unexpected(ok.error());

@@ -87,6 +87,8 @@ bool linear_in_terms(const Op& op, std::string_view name, const std::vector<CutT
 
 bool makes_zeros(std::string_view name) { return name == "zeros" || name == "zeros_like" || name == "new_zeros"; }
 
+bool leaves_zeros(std::string_view name) { return is_one_of(name, kSums) || is_one_of(name, kFresh); }
+
 bool puts(std::string_view name) { return is_one_of(name, kPuts); }
 
 std::optional<std::vector<Cut>> carry_terms(const Op& op, const std::vector<CutTensor>& args, std::size_t results) {

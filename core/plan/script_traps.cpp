@@ -246,10 +246,10 @@ std::optional<Trap> mask_changes_kernel(const Model& model, bool packed) {
 }
 
 /// torch.optim has a fused step of Adagrad alone, on hosts, and DTensor no rule for it.
-Result<void> check_fused(const Job& job) {
-  const OptimizerKind name = job.train.optimizer.name;
+Result<void> check_fused(const Job& job, const OptimizerOptions& optimizer) {
+  const OptimizerKind name = optimizer.name;
   const bool has = name == OptimizerKind::Adagrad;
-  const bool asked = is_other_elementwise(name) && job.train.optimizer.impl == OptimizerImpl::Fused;
+  const bool asked = is_other_elementwise(name) && optimizer.impl == OptimizerImpl::Fused;
   if (!asked || (has && !has_fsdp2_layouts(job.fsdp.runtime))) return {};
   const std::string own(class_name(name));
   Error error = refused(
@@ -265,7 +265,8 @@ Result<void> check_fused(const Job& job) {
 }  // namespace
 
 Result<void> check_optimizer(const Model& model, const Job& job, const UnitTable& table) {
-  if (Result<void> checked = check_fused(job); !checked) return checked;
+  for (const OptimizerOptions& optimizer : optimizers_of(job.train))
+    if (Result<void> checked = check_fused(job, optimizer); !checked) return checked;
   const OptimizerKind name = job.train.optimizer.name;
   const Runtime runtime = job.fsdp.runtime;
   if (name == OptimizerKind::Muon && runtime == Runtime::Fsdp1) {

@@ -150,7 +150,7 @@ Outcome<StepResult> Runner::run(const PreparedPlan& prepared, std::size_t index,
   return result;
 }
 
-/// What follows behind the memory that a norm's operator lets go of: whether other ranks complete it.
+/// The instruction behind the frees of a clip: an all-reduce there completes the norm.
 const Instruction* behind_frees(const PlanIteration& iteration, const Instruction& instruction) {
   const Instruction* const end = iteration.instructions.data() + iteration.instructions.size();
   const Instruction* next = &instruction + 1;

@@ -56,6 +56,7 @@ void PlainTensors::bind_resident(Param& p, const at::Tensor& whole) {
 
 void PlainTensors::take_gradient(std::size_t index, at::Tensor gradient) {
   params_[index].summed = at::Tensor();
+  params_[index].unsummed = true;
   at::Tensor& sum = params_[index].gradient;
   sum = sum.defined() ? sum + gradient : std::move(gradient);
 }
@@ -85,7 +86,9 @@ void PlainTensors::issue(const Instruction& instruction, InstructionId id, std::
 void PlainTensors::freed_without_buffer(const Instruction& instruction, InstructionId id, std::int32_t index) {
   if (instruction.buffer.what != BufferWhat::Grad || index < 0) return;
   context_.launch(instruction, id, {}, [&p = params_[static_cast<std::size_t>(index)]] {
-    if (!std::exchange(p.absorbed, false)) p.gradient = p.summed = at::Tensor();
+    if (std::exchange(p.absorbed, false)) return;
+    p.gradient = p.summed = at::Tensor();
+    p.unsummed = false;
   });
 }
 
@@ -121,6 +124,7 @@ void PlainTensors::sum_on_mesh(const Instruction& instruction, InstructionId id,
                         group.all_reduce(sum.data(), numel, dtype, op);
                         if (p.summed.defined()) return;
                         at::NoGradGuard no_grad;
+                        p.unsummed = false;
                         p.summed = context_.tensor(sum, Stream::M, 0, numel, dtype).view(p.gradient.sizes()).clone();
                       });
 }
@@ -159,6 +163,7 @@ void PlainTensors::zero_gradients(const Instruction& instruction, InstructionId 
   context_.backend().launch(context_.on(Stream::D, id), [this, to_zero] {
     for (Param& p : params_) {
       p.summed = at::Tensor();
+      p.unsummed = false;
       if (!to_zero) {
         p.gradient = at::Tensor();
       } else if (p.gradient.defined()) {
@@ -172,7 +177,9 @@ void PlainTensors::zero_gradients(const Instruction& instruction, InstructionId 
 BlockGradient PlainTensors::gradient(std::size_t block) const {
   BlockGradient gradient;
   const Param& param = params_[param_of_block_[block]];
-  gradient.made = comes_as_term(param) ? &param.summed : &param.gradient;
+  const bool term = comes_as_term(param);
+  gradient.made = term ? &param.summed : &param.gradient;
+  if (term) gradient.unsummed = &param.unsummed;
   return gradient;
 }
 

@@ -37,8 +37,11 @@ class PlainTensors final : public UnitTensors {
     std::int32_t block = -1;
     // Work's, on the compute stream.
     at::Tensor gradient;
-    at::Tensor summed;  // over the tensor ranks, of a gradient that is a term or made of all rows
     bool absorbed = false;
+    // Work's too, of a gradient that is a term. The sum is made on the mesh's stream, which waits for the compute
+    // stream and is waited for by it.
+    at::Tensor summed;      // the first sum of a step over the tensor ranks
+    bool unsummed = false;  // it has come, and has no such sum yet
   };
   struct InBucket {
     std::int32_t index = 0;

@@ -9,6 +9,7 @@
 
 #include "core/job/optimizer_facts.h"
 #include "core/plan/runtime/muon_params.h"
+#include "core/result.h"
 #include "exec/host/counting_allocator.h"
 #include "exec/step/muon.h"
 
@@ -68,6 +69,12 @@ std::vector<Buffer> TrainedBlocks::buffers_of(const Targets& targets) {
   return buffers;
 }
 
+/// Inside work. What clips or steps has had its sums made by the plan; without them it would pass gradients over.
+void TrainedBlocks::check_summed(const Target& target) {
+  const bool* const unsummed = target.gradient.unsummed;
+  FORESHARD_CHECK(unsummed == nullptr || !*unsummed, "the ranks sum a term before it is clipped or stepped");
+}
+
 /// Inside work; undefined if autograd has made none.
 at::Tensor TrainedBlocks::tensor_of(const Target& target) const {
   const BlockGradient& gradient = target.gradient;
@@ -78,6 +85,7 @@ at::Tensor TrainedBlocks::tensor_of(const Target& target) const {
 std::vector<NormedGradient> TrainedBlocks::normed(const Targets& targets) const {
   std::vector<NormedGradient> gradients;
   for (const Target& target : targets) {
+    check_summed(target);
     at::Tensor gradient = tensor_of(target);
     if (gradient.defined()) gradients.push_back({std::move(gradient), target.unit->replicated(), target.repeated});
   }
@@ -311,7 +319,10 @@ void TrainedBlocks::step(const Instruction& instruction, InstructionId id, Targe
   launch(instruction, id, uses, [this, targets = std::move(targets), lr] {
     const MemoryScope memory(MemoryCategory::Temporaries, MemoryCategory::OptimizerState);
     std::vector<OptimizedShard> shards;
-    for (const Target& target : targets) shards.push_back({target.shard, tensor_of(target), target.moments});
+    for (const Target& target : targets) {
+      check_summed(target);
+      shards.push_back({target.shard, tensor_of(target), target.moments});
+    }
     StepWish how;
     how.lists = !shards.empty() && shards.front().shard.is_cuda();
     if (scaler_.enabled() && fused_) how.found_inf = scaler_.found_inf();

@@ -91,6 +91,7 @@ class TrainedBlocks {
 
   Targets targets();
   static std::vector<Buffer> buffers_of(const Targets& targets);
+  static void check_summed(const Target& target);
   at::Tensor tensor_of(const Target& target) const;
   std::vector<NormedGradient> normed(const Targets& targets) const;
   bool clips_lists() const;

@@ -39,6 +39,7 @@ struct BlockGradient {
   Numel offset = 0;
   DType dtype = DType::Float32;
   const at::Tensor* made = nullptr;  // by autograd, instead of a buffer
+  const bool* unsummed = nullptr;    // Work's: a term has come since that the ranks have not summed into `made`
   bool there() const { return buffer.valid() || made != nullptr; }
 };
 

@@ -863,6 +863,47 @@ class Regions(unittest.TestCase):
         self.assertEqual(model.document["params"][0]["gathered"], "float8_e4m3fn")
         self.assertEqual(product["op"], "torchao.matmul_float8_gathered.default")
 
+    def test_sizes_of_a_tensor_rank_in_a_whole_model(self):
+        """A module that counts its rank's heads: of [parts, heads, width] they are behind the parts, where the layer holds so many."""
+        from foreshard.shadow import notes, told_sizes
+
+        x, one, two, three = torch.zeros(4, 6, 8), *(nn.Linear(8, 8 * parts) for parts in (1, 2, 3))
+        before = notes.notes()
+        with told_sizes.whole(2):
+            shapes = {
+                three(x).view(4, 6, 3, 2, 2).shape: (4, 6, 3, 4, 2),
+                three(x).reshape(24, 3, 2, 2).shape: (24, 3, 4, 2),
+                three(x).unflatten(-1, (3, 1, 4)).shape: (4, 6, 3, 2, 4),
+                two(x).view(4, 6, 2, 1, 4).shape: (4, 6, 2, 2, 4),
+                one(x).view(4, 6, 2, 1, 2).shape: (4, 6, 4, 1, 2),  # queries by groups
+                one(x).unflatten(-1, (1, 4)).shape: (4, 6, 2, 4),
+                one(x).view(4, 6, 1, 4).shape: (4, 6, 2, 4),
+                torch.zeros(4, 6, 4, 2).reshape(4, 6, 4).shape: (4, 6, 8),
+                one(x).view(4, 6, 4, 2).shape: (4, 6, 4, 2),
+            }
+            self.assertEqual(notes.notes(), before)
+            shapes[(three(x) + 1).view(4, 6, 3, 2, 2).shape] = (4, 6, 6, 2, 2)  # nobody knows
+        self.assertEqual([tuple(each) for each in shapes], list(shapes.values()))
+        self.assertEqual(len(notes.notes()), len(before) + 1)
+
+    def test_groups_that_lie_across_tensor_ranks(self):
+        from foreshard.shadow import own_parts
+
+        for ranks, along, lies in (([0, 2], [], True), ([0, 2, 3, 5], [], False), ([0, 1], [0, 4], True), ([0, 4], [0, 4], False), ([0], [], False)):
+            self.assertEqual(own_parts._lies_across(ranks, along, 2), lies, (ranks, along))
+        op = {"op": "mesh.all_to_all", "args": ["%x", 0], "out": [{"name": "y", "shape": [3, 5], "dtype": "float8_e4m3fn"}]}
+        self.assertEqual(own_parts._as_function(op)["meets"], [["all_to_all", 0, 15]])
+
+    def test_ranks_beside_a_model_with_an_exchange_may_have_experts(self):
+        from foreshard.shadow import own_parts
+
+        model, found = nn.Sequential(nn.Linear(2, 2)), {"alone": False, "runtime": "none", "ddp": True}
+        self.assertTrue(own_parts._have_all(model, found))
+        self.assertFalse(own_parts._have_all(model, found | {"alone": True}))
+        self.assertFalse(own_parts._have_all(model, found | {"runtime": "fsdp2"}))  # of which FSDP2 has none
+        model._ddp_params_and_buffers_to_ignore = ["0.weight"]
+        self.assertFalse(own_parts._have_all(model, found))
+
     def test_a_policy_is_asked_about_collectives_that_a_mesh_brings_in(self):
         def policy(ctx, func, *args, **kwargs):
             keep = func is torch.ops._c10d_functional.reduce_scatter_tensor.default

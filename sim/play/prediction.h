@@ -46,7 +46,7 @@ struct SimulateOptions {
   std::vector<PoolTape>* record_others = nullptr;
   const std::vector<PoolTape>* follow_others = nullptr;
   Waived waived = Waived::Nothing;
-  // Of those that look for a step below this: where the allocator does not settle and two steps in turn beyond the
+  // Whoever looks for a step shorter than this: where the allocator does not settle and two steps in turn beyond the
   // plan's take longer, no more are played.
   double below_ns = std::numeric_limits<double>::infinity();
   const PreparedPlan* prepared = nullptr;  // of this plan, where it is simulated again and again

@@ -46,7 +46,9 @@ bool CandidateJudge::gave_up(const Known& known, double below) const {
 
 Judged CandidateJudge::told(const Known& known, double below) const {
   Judged judged = known.judged;
-  if (judged.fits && gave_up(known, below)) judged.ns = Judged::kNoTime;
+  if (!gave_up(known, below)) return judged;
+  judged.fits = true;  // as whoever stops there sees it, though a later step may run out of memory
+  judged.ns = Judged::kNoTime;
   return judged;
 }
 

@@ -82,7 +82,10 @@ Backwards backwards_of(const Plan& plan, const UnitFrame& frame, const std::vect
     const int block = runs_back && i.segment.valid() ? block_of[i.segment.index()] : kNone;
     if (block >= 0 && std::find(all.order.begin(), all.order.end(), block) == all.order.end())
       all.order.push_back(block);
-    if (block >= 0) all.reached[block] = std::max(all.reached[block], reached);
+    if (block >= 0) {
+      const auto [at, fresh] = all.reached.emplace(block, reached);
+      if (!fresh) at->second = std::max(at->second, reached);
+    }
     all.block.push_back(i.kind == InstructionKind::Backward && i.unit.valid() ? block : kNone);
     all.batch.push_back(batch);
   }

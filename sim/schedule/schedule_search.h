@@ -72,7 +72,8 @@ bool wants_schedule_search(const Job& job);
 /// above the card.
 Result<Bytes> schedule_budget(const Job& job, const HardwareProfile& profile, Bytes outside);
 
-/// How far a search is: candidates that were simulated, of at most so many; the shortest step so far, 0: none fits yet.
+/// How far a search is: candidates that were simulated, of at most so many; the step of the best so far, 0: none fits
+/// yet.
 using ScheduleProgress = std::function<void(std::size_t simulated, std::size_t most, double best_ns)>;
 
 /// Errors: those of planning, a budget above the card. That nothing fits is an answer. More threads answer the same,

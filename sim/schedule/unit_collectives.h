@@ -10,7 +10,7 @@
 
 namespace foreshard {
 
-/// Of the last iteration, the first one of a unit; which of reductions gives what gets gradients. Null: it has none.
+/// Of the last iteration, the first one of a unit; AllReduce: of replicas. Null: it has none.
 const Instruction* unit_collective(const Plan& plan, CollectiveKind kind, int unit);
 
 /// 0: it has none.

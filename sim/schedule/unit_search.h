@@ -39,7 +39,7 @@ class UnitSearch {
   const Judged& judged() const { return best_judged_; }
   const UnitFrame& frame() const { return frame_; }
   std::size_t simulated() const { return judge_.judged(); }
-  /// Called behind every candidate that counts.
+  /// Called behind every candidate that is looked at.
   void tell(std::function<void()> told) { told_ = std::move(told); }
 
   /// What can be done with the least memory, whatever the time; `known` where it is not a MiB less.

@@ -10,7 +10,7 @@
 #include "core/plan/saved_ops.h"
 #include "core/plan/units/differentiated.h"
 #include "core/plan/units/full_precision.h"
-#include "sim/device/pointwise_fusion.h"
+#include "core/compiled/pointwise_fusion.h"
 #include "sim/schedule/schedule_search.h"
 
 namespace foreshard {
@@ -148,9 +148,9 @@ Result<LoweredProgram> lower_segments(const Model& model, const Plan& plan, cons
                                       const HardwareProfile& profile) {
   if (model.ops.empty()) return LoweredProgram{};
   const std::vector<SegmentRange> ranges = segment_ranges(model, plan, parts.checkpointed);
-  auto lowered =
-      lower(model, ranges, differentiated_params(*parts.units, job.fsdp.runtime), lowering_options(profile, job));
-  if (lowered && job.model.compile) return compile_blocks(*lowered, model, ranges);
+  const std::vector<bool> trainable = differentiated_params(*parts.units, job.fsdp.runtime);
+  auto lowered = lower(model, ranges, trainable, lowering_options(profile, job));
+  if (lowered && job.model.compile) return compile_blocks(*lowered, model, ranges, trainable);
   return lowered;
 }
 

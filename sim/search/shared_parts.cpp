@@ -9,7 +9,7 @@
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
 #include "core/plan/units/full_precision.h"
-#include "sim/device/pointwise_fusion.h"
+#include "core/compiled/pointwise_fusion.h"
 #include "sim/play/prepared_plan.h"
 #include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
@@ -117,7 +117,7 @@ Result<std::shared_ptr<const LoweredProgram>> SharedParts::lowered(const std::sh
   return find(lowered_, key)->get([&]() -> Result<LoweredProgram> {
     if (model->ops.empty()) return LoweredProgram{};
     auto made = lower(*model, ranges, trainable, options);
-    if (made && options.keep_only_needed) return compile_blocks(*made, *model, ranges);
+    if (made && options.keep_only_needed) return compile_blocks(*made, *model, ranges, trainable);
     return made;
   });
 }

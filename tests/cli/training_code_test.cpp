@@ -63,13 +63,15 @@ TEST(TrainingCode, OfOthersIsTransformers) {
   EXPECT_TRUE(of("llm-foundry README").drops_logits);
   EXPECT_EQ(of("KempnerForge benchmarks/mfu_scaling").tensor_plan.at("model.embed_tokens"), "replicate");
   EXPECT_TRUE(of("llm-foundry README").tensor_plan.empty());
+  EXPECT_FALSE(training_code("torchtitan PR 1690", /*decoder=*/false).titan_model);
 }
 
 TEST(TrainingCode, OfOldKernelsHasAProfileOfItsOwn) {
   EXPECT_TRUE(of("llm-foundry scripts/train/benchmarking/README").old_kernels);
   EXPECT_TRUE(of("fms-fsdp README and PyTorch blog 2024-03").old_kernels);
   EXPECT_FALSE(of("NVIDIA-NeMo Automodel docs/performance-summary.mdx at 36044ad3d").old_kernels);
-  EXPECT_FALSE(training_code("torchtitan PR 1690", /*decoder=*/false).titan_model);
+  EXPECT_TRUE(of("torchtitan PR 165").old_kernels);
+  EXPECT_FALSE(of("torchtitan commit 6b2f67313 (2024-10)").old_kernels);
 }
 
 }  // namespace

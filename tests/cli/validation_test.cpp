@@ -69,6 +69,15 @@ TEST(MeasuredRun, WhatIsNotRecordedIsAssumedAndTold) {
   EXPECT_GE(job->assumed.size(), 2U);
 }
 
+TEST(MeasuredRun, OldKernelsAreThoseOfThatTimesProfile) {
+  MeasuredRun run = runs_of(row("X1", kEager))[0];
+  EXPECT_EQ(job_of(run)->job.cluster.profile, "h100-sxm-80");
+  run.source = "fms-fsdp README and PyTorch blog 2024-03";
+  EXPECT_EQ(job_of(run)->job.cluster.profile, "h100-sxm-80-2023");
+  run.gpu = "h100-gt-96";
+  EXPECT_EQ(job_of(run)->job.cluster.profile, "h100-gt-96");
+}
+
 TEST(MeasuredRun, AdaptersAndFloat8StandInItsNotes) {
   const auto job_with = [](const std::string& memory_notes, const std::string& notes) {
     MeasuredRun run = runs_of(row("X1", kEager))[0];

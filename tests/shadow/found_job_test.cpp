@@ -104,9 +104,41 @@ TEST(FoundJob, SeveralOptimizersOfAStepAreParts) {
 TEST(FoundJob, AUnitThatIsWrappedTwiceFreesThoughItIsARoot) {
   FoundUnit twice = unit("h.0");
   twice.wrapped_twice = true;
-  const Job job = found_job(run_of({twice, unit("h.1")}, "fsdp1"), {"h100-sxm-80", 8}, "model.json").job;
+  WatchedRun run = run_of({twice, unit("h.1")}, "fsdp1");
+  run.setting->roots = 2;
+  const Job job = found_job(run, {"h100-sxm-80", 8}, "model.json").job;
   ASSERT_EQ(job.fsdp.overrides.size(), 1u);
   EXPECT_EQ(job.fsdp.overrides[0].reshard_after_forward, ReshardAfterForward{});
+  run.setting->units[1].modules = {"h"};  // around it
+  EXPECT_TRUE(found_job(run, {"h100-sxm-80", 8}, "model.json").job.fsdp.overrides.empty());
+}
+
+TEST(FoundJob, ATurnHasItsOwnSteps) {
+  WatchedRun run = run_of({unit("", 0), unit("h.0")});
+  run.turns = {*run.setting};
+  run.turns[0].optimizer.amsgrad = true;
+  run.steps[1].turn = 1;
+  const Job first = found_job(run, {"h100-sxm-80", 8}, "model.json").job;
+  const Job second = found_job(run, {"h100-sxm-80", 8}, "model-2.json", 1).job;
+  EXPECT_EQ(first.train.steps, 2);
+  EXPECT_EQ(second.train.steps, 1);
+  EXPECT_FALSE(first.train.optimizer.amsgrad);
+  EXPECT_TRUE(second.train.optimizer.amsgrad);
+}
+
+TEST(FoundJob, MuonWithAdamWBesideItIsTheJobsMuon) {
+  WatchedRun run = run_of({unit("", 0), unit("h.0")});
+  FoundOptimizer muon = {"Muon", "torch", "foreach", 1e-2, 0, 0, 0.95, {}};
+  muon.params = {"h.*"};
+  run.setting->others = {muon};
+  FoundJob found = found_job(run, {"h100-sxm-80", 8}, "model.json");
+  EXPECT_EQ(found.job.train.optimizer.name, OptimizerKind::Muon);
+  EXPECT_TRUE(found.job.train.optimizer_parts.empty());
+  EXPECT_TRUE(found.beyond.empty());
+  run.setting->waiting = {"judge.*"};
+  found = found_job(run, {"h100-sxm-80", 8}, "model.json");
+  ASSERT_EQ(found.beyond.size(), 1u);
+  EXPECT_EQ(found.beyond[0].where, "train.optimizer.parts");
 }
 
 TEST(FoundJob, OffloadOfSomeUnitsIsTold) {

@@ -144,6 +144,20 @@ class Shadow(unittest.TestCase):
                 for step, planned in list(zip(answer["steps"], answer["plan"]))[1:]:
                     self.assertAlmostEqual(planned["allocated_bytes"] / step["allocated_bytes"], 1, delta=within, msg=answer["plan"])
 
+    def test_turns_that_do_not_strictly_take_turns(self):
+        """A judge that steps twice before its generator does: its second step is no part of either plan."""
+        end = run(PYTHON, SCRIPTS / "turns.py", "in_turns", "--judged", "2", flags=("--json", "--world", "8", "--steps", "6"))
+        answer = json.loads(end.stdout)
+        self.assertEqual([step["turn"] for step in answer["steps"]], [0, 0, 1, 0, 0, 1])
+        jobs = [tomllib.loads(answer["job"]), *map(tomllib.loads, answer["turns"])]
+        self.assertEqual([each["train"]["optimizer"].get("amsgrad", False) for each in jobs], [True, False])
+        waiting = [[{"params": [f"{each}.*"], "name": "none"}] for each in ("maker", "judge")]
+        self.assertEqual([each["train"]["optimizer"]["parts"] for each in jobs], waiting)
+        self.assertEqual([each["train"]["steps"] for each in jobs], [4, 2])
+        self.assertTrue(any("strictly take turns" in note for note in answer["notes"]), answer["notes"])
+        for step, planned in list(zip(answer["steps"], answer["plan"]))[2:]:
+            self.assertAlmostEqual(planned["allocated_bytes"] / step["allocated_bytes"], 1, delta=0.006, msg=answer["plan"])
+
     def test_several_optimizers_of_one_step(self):
         answer, job = self.watch("turns.py", "together", flags=("--world", "8"))
         self.assert_as_planned(answer)
@@ -578,12 +592,14 @@ class Shadow(unittest.TestCase):
 
     def test_a_script_that_fails_leaves_the_answer_before_as_it_was(self):
         with tempfile.TemporaryDirectory() as folder:
-            for name in ("model-config.json", "device-0.jsonl", "own.jsonl"):
+            for name in ("model-config.json", "device-0.jsonl", "own.jsonl", "job-2.toml", "model-2.json", "job-3.toml", "model-3.json"):
                 (pathlib.Path(folder) / name).write_text("old")
+            setting = {"units": [], "optimizer": {}, "model": {"file": "model-2.json"}}
+            (pathlib.Path(folder) / "report.json").write_text(json.dumps({"steps": [], "setting": None, "turns": [setting]}))
             end = run(PYTHON, SCRIPTS / "nanogpt.py", flags=("--world", "4", "--out", folder))
             self.assertEqual(end.returncode, 0, end.stderr[-2000:])
             old = [path.name for path in pathlib.Path(folder).iterdir() if path.read_bytes() == b"old"]
-            self.assertEqual(old, ["own.jsonl"])  # the user's
+            self.assertEqual(sorted(old), ["job-3.toml", "model-3.json", "own.jsonl"])  # the user's: no report names them
             before = {name: (pathlib.Path(folder) / name).read_bytes() for name in os.listdir(folder)}
             self.assertLessEqual({"job.toml", "model.json", "report.json"}, set(before))
             end = run(PYTHON, "-c", "import torch; raise SystemExit(3)", flags=("--world", "4", "--out", folder))
@@ -692,6 +708,27 @@ for _ in range(3):
             end = run(PYTHON, file, flags=("--json", "--world", "2", "--no-plan", *words))
         self.assertEqual(end.returncode, 0, end.stderr[-2000:])
         return json.loads(end.stdout)
+
+    def test_wrappers_of_an_optimizer_are_no_turns_to_come(self):
+        """As Accelerate's, which nothing hooks; nor is one that was never made whole."""
+        self.trained("""
+import torch, torch.distributed as dist
+from foreshard.shadow import steps
+dist.init_process_group("nccl")
+model = torch.nn.Linear(256, 256, device="cuda")
+optimizer = torch.optim.SGD(model.parameters())
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, inner):
+        self.inner = inner
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+kept = Wrapper(optimizer), Wrapper.__new__(Wrapper)
+for i in range(3):
+    model(torch.ones(4, 256, device="cuda")).sum().backward()
+    assert steps.is_first() == (i == 0)
+    optimizer.step()
+""")
 
     def test_what_a_virtual_device_is_asked_for_beside_training(self):
         """Kernels compiled at run time, cuDNN's attention first in the list, a watchdog while the host is idle, values; the card's power and

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <fstream>
+#include <utility>
 
 #include "core/job/optimizer_facts.h"
 #include "core/plan/build_plan.h"
@@ -240,6 +241,11 @@ TEST_F(OptimizerMemory, EightBitMomentsAreAByteAnElementAndAScaleForABlock) {
   const auto played = simulate(host.plan, host.model, host.lowered, job, host.profile, SimulateOptions());
   ASSERT_FALSE(played);
   EXPECT_EQ(played.error().place, "train.optimizer.name");
+  std::swap(job.train.optimizer_parts.emplace_back(OptimizerPart{{"*embed_tokens"}, true, {}}).options,
+            job.train.optimizer);  // a part's
+  const auto part = simulate(host.plan, host.model, host.lowered, job, host.profile, SimulateOptions());
+  ASSERT_FALSE(part);
+  EXPECT_EQ(part.error().place, "train.optimizer.name");
 }
 
 // torch.optim's loop names the squares of a gradient, and the copy of the moment that becomes the update, until the
@@ -314,6 +320,8 @@ TEST_F(OptimizerMemory, PartsHaveOptimizersOfTheirOwn) {
   OptimizerPart table{{"*embed_tokens.weight"}, true, {}};
   table.options = {.name = OptimizerKind::Sgd, .weight_decay = 0, .momentum = 0.9};
   job.train.optimizer_parts = {table};
+  EXPECT_NEAR(kept(), 2 * kAll - kEmbedding, 2 * kSlack);
+  job.train.optimizer_parts[0].params = {"*embed_tokens"};  // a module has its parameters
   EXPECT_NEAR(kept(), 2 * kAll - kEmbedding, 2 * kSlack);
   job.train.optimizer_parts[0].steps = false;
   EXPECT_NEAR(kept(), 2 * kAll - 2 * kEmbedding, 2 * kSlack);

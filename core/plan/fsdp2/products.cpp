@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 #include <string_view>
-#include <variant>
 
 #include "core/model/module_kind.h"
 #include "core/plan/graph/references.h"
@@ -18,16 +17,12 @@ bool needs_one_dtype(std::string_view op) {
   return std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view name) { return op.starts_with(name); });
 }
 
-bool refers_to(const ArgList& args, ValueId value) {
-  return std::any_of(args.begin(), args.end(), [&](const Arg& arg) {
-    const auto* ref = std::get_if<ValueRef>(&arg.value);
-    return ref != nullptr && ref->id == value;
-  });
-}
-
-bool refers_to_param(const ArgList& args) {
-  return std::any_of(args.begin(), args.end(),
-                     [](const Arg& arg) { return std::holds_alternative<ParamRef>(arg.value); });
+/// It multiplies this value by a parameter.
+bool multiplies(const Op& op, ValueId value) {
+  bool reads = false, by_param = false;
+  for_each_reference(
+      op, [&](ValueId id) { reads = reads || id == value; }, [&](ParamId) { by_param = true; });
+  return reads && by_param;
 }
 
 bool has_matrix(const ModuleInfo& module) {
@@ -62,7 +57,7 @@ Result<void> Products::check_inputs(const GraphNode& node, const std::vector<std
     const ValueId value = run_.graph.tensors[static_cast<std::size_t>(node.inputs[i])].value;
     for (std::int32_t at = node.op_begin; at < node.op_end && !clashes; ++at) {
       const Op& op = run_.model.ops[static_cast<std::size_t>(at)];
-      clashes = needs_one_dtype(op.name) && refers_to(op.args, value) && refers_to_param(op.args);
+      clashes = needs_one_dtype(op.name) && multiplies(op, value);
     }
     if (clashes)
       return two_dtypes(node.label, params, static_cast<DType>(inputs[i]),
@@ -77,27 +72,31 @@ DType Products::dtype_of(ParamId param) const {
   return run_.units[place.unit.index()].params[static_cast<std::size_t>(place.index)].dtype;
 }
 
-/// Of numbers: what is packed has operators of its own.
-bool Products::clash(const std::vector<ParamId>& params) const {
-  return std::any_of(params.begin(), params.end(), [&](ParamId param) {
-    return is_floating(dtype_of(param)) && is_floating(dtype_of(params.front())) &&
-           dtype_of(param) != dtype_of(params.front());
-  });
+ParamId Products::clash(const std::vector<ParamId>& params) const {
+  for (const ParamId param : params) {
+    const DType dtype = dtype_of(param), first = dtype_of(params.front());
+    if (dtype != first && is_floating(dtype) && is_floating(first)) return param;
+  }
+  return {};
+}
+
+Result<void> Products::check(const std::string& module, const std::vector<ParamId>& params) const {
+  const ParamId other = clash(params);
+  if (!other.valid()) return {};
+  return two_dtypes(module, dtype_of(params.front()), dtype_of(other),
+                    "leave parameter \"" + run_.model.params[other.index()].fqn +
+                        "\" in the unit of its matrix, or ignore both (fsdp.ignored)");
 }
 
 Result<void> Products::check_params(const GraphNode& node) const {
-  const auto refused = [&](const std::string& module, const std::vector<ParamId>& params) {
-    const auto other = std::find_if(params.begin(), params.end(),
-                                    [&](ParamId param) { return dtype_of(param) != dtype_of(params.front()); });
-    return two_dtypes(module, dtype_of(params.front()), dtype_of(*other),
-                      "leave parameter \"" + run_.model.params[other->index()].fqn +
-                          "\" in the unit of its matrix, or ignore both (fsdp.ignored)");
-  };
-  if (node.kind == GraphNode::Kind::Leaf) {
-    for (const ModuleInfo& module : run_.model.modules) {
-      const bool here = module.fqn == node.label || module.fqn.starts_with(node.label + ".");
-      if (here && has_matrix(module) && clash(module.params)) return refused(module.fqn, module.params);
-    }
+  std::vector<ModuleId> open;
+  if (node.kind == GraphNode::Kind::Leaf && uses_matrix_[node.module.index()]) open.push_back(node.module);
+  while (!open.empty()) {
+    const ModuleInfo& module = run_.model.modules[open.back().index()];
+    open.pop_back();
+    open.insert(open.end(), module.children.begin(), module.children.end());
+    if (!has_matrix(module)) continue;
+    if (Result<void> fits = check(module.fqn, module.params); !fits) return fits;
   }
   for (std::int32_t at = node.op_begin; at < node.op_end; ++at) {
     const Op& op = run_.model.ops[static_cast<std::size_t>(at)];
@@ -105,7 +104,7 @@ Result<void> Products::check_params(const GraphNode& node) const {
     std::vector<ParamId> params;
     for_each_reference(
         op, [](ValueId) {}, [&](ParamId param) { params.push_back(param); });
-    if (clash(params)) return refused(run_.model.modules[op.module.index()].fqn, params);
+    if (Result<void> fits = check(run_.model.modules[op.module.index()].fqn, params); !fits) return fits;
   }
   return {};
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/plan/fsdp2/run.h"
@@ -20,7 +21,10 @@ class Products {
 
  private:
   DType dtype_of(ParamId param) const;
-  bool clash(const std::vector<ParamId>& params) const;
+  /// One whose dtype differs from the first one's; invalid: none. Of numbers: what is packed has operators of its own.
+  ParamId clash(const std::vector<ParamId>& params) const;
+  /// An error where they clash.
+  Result<void> check(const std::string& module, const std::vector<ParamId>& params) const;
 
   const Run& run_;
   std::vector<bool> uses_matrix_;  // by ModuleId: a Linear or convolution in its subtree

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/plan/units/groups.h"
 #include "core/plan/units/name_patterns.h"
 #include "core/runtime_layouts.h"
@@ -56,6 +58,29 @@ Result<void> check_override(const Job& job, const UnitOverride& override_, const
   return check_strategy(job, *override_.strategy, place);
 }
 
+/// FSDP1's: nothing that is a unit is around it.
+bool is_root_by_name(const Job& job, std::string_view unit, const std::vector<std::string_view>& units) {
+  if (job.fsdp.wrap.root || unit.empty()) return job.fsdp.wrap.root && unit.empty();
+  return std::none_of(units.begin(), units.end(), [&](std::string_view around) {
+    return !around.empty() && around.size() < unit.size() && unit.starts_with(around) && unit[around.size()] == '.';
+  });
+}
+
+/// FSDP1's units free by their strategy; a root that is wrapped twice alone is told to (S2).
+Result<void> check_frees(const Job& job, std::string_view unit, const std::vector<std::string_view>& units,
+                         Strategy strategy, const std::string& place) {
+  const bool root = is_root_by_name(job, unit, units);
+  if (root && (strategy == Strategy::FullShard || strategy == Strategy::HybridShard)) return {};
+  const std::string why = root ? "is a root whose strategy keeps its parameters" : "is no root: its strategy says it";
+  return fail({ErrorCode::Unsupported,
+               fmt::format("reshard_after_forward has no effect on unit {}, which {}", shown_name(unit), why),
+               {},
+               place,
+               "a root with FULL_SHARD or HYBRID_SHARD",
+               std::string(strategy_name(strategy)),
+               "use strategy instead: FULL_SHARD frees after forward, SHARD_GRAD_OP does not"});
+}
+
 UnitOptions default_options(const Job& job, std::string_view unit) {
   UnitOptions options{job.fsdp.strategy, job.fsdp.mixed_precision, job.fsdp.reshard_after_forward, {}};
   if (unit.empty()) options.reshard.kind = ReshardAfterForward::Kind::False;  // F2-12: None means False for the root
@@ -77,6 +102,7 @@ Result<std::vector<UnitOptions>> read_unit_options(const Job& job, const std::ve
   std::vector<UnitOptions> options;
   for (std::string_view unit : units) options.push_back(default_options(job, unit));
   if (auto ok = check_strategy(job, job.fsdp.strategy, "fsdp.strategy"); !ok) return tl::unexpected(ok.error());
+  std::vector<std::string> frees(units.size());  // the place that says so
   for (std::size_t i = 0; i < job.fsdp.overrides.size(); ++i) {
     const UnitOverride& override_ = job.fsdp.overrides[i];
     const std::string place = fmt::format("fsdp.overrides[{}]", i);
@@ -84,8 +110,16 @@ Result<std::vector<UnitOptions>> read_unit_options(const Job& job, const std::ve
     for (const std::string& pattern : override_.units) {
       auto matched = match_names(pattern, units, place + ".units", "unit");
       if (!matched) return tl::unexpected(matched.error());
-      for (std::size_t unit : *matched) apply_override(override_, options[unit]);
+      for (std::size_t unit : *matched) {
+        apply_override(override_, options[unit]);
+        if (job.fsdp.runtime == Runtime::Fsdp1 && override_.reshard_after_forward) frees[unit] = place;
+      }
     }
+  }
+  for (std::size_t unit = 0; unit < units.size(); ++unit) {
+    if (frees[unit].empty()) continue;
+    if (auto ok = check_frees(job, units[unit], units, options[unit].strategy, frees[unit]); !ok)
+      return tl::unexpected(ok.error());
   }
   return options;
 }

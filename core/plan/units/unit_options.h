@@ -20,7 +20,7 @@ struct UnitOptions {
 };
 
 /// Options of the units named, in their order; later overrides win field by field. Errors: a pattern that matches no
-/// unit, a strategy or an option that the runtime does not have.
+/// unit, a strategy or an option that the runtime does not have, under fsdp1 a reshard_after_forward without effect.
 Result<std::vector<UnitOptions>> read_unit_options(const Job& job, const std::vector<std::string_view>& units);
 
 /// M5, M9: a floating buffer's dtype from the first forward on; fsdp2 casts no buffers. `created`: as it was made.

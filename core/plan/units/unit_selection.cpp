@@ -99,7 +99,8 @@ Result<UnitSelection> by_class(const Selector& s) {
 
 /// What patterns are looked up in.
 struct NamedObjects {
-  explicit NamedObjects(const Selector& s) : names(module_names(s.model)), place(s.model.modules.size(), kNoUnit) {
+  static constexpr std::size_t kNoPlace = static_cast<std::size_t>(-1);
+  explicit NamedObjects(const Selector& s) : names(module_names(s.model)), place(s.model.modules.size(), kNoPlace) {
     std::size_t next = 0;
     for (const ModuleId module : objects_below(s.tree, kRoot)) place[module.index()] = next++;
   }
@@ -347,6 +348,22 @@ Result<Participation> read_participation(const Model& model, const ModuleTree& t
   if (part.ignored_modules[0])
     part.warnings.push_back("the top module is ignored: FSDP manages no parameter at all (N1)");
   return part;
+}
+
+Result<std::vector<std::int32_t>> parts_of_params(const Model& model, const ModuleTree& tree, const Job& job) {
+  std::vector<std::int32_t> part_of(model.params.size(), -1);
+  const std::vector<OptimizerPart>& parts = job.train.optimizer_parts;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    std::vector<bool> modules(model.modules.size()), storages(model.params.size());
+    const std::string key = fmt::format("train.optimizer.parts[{}].params", i);
+    for (const std::string& pattern : parts[i].params)
+      if (auto ok = mark_pattern(model, tree, pattern, key.c_str(), modules, storages); !ok)
+        return tl::unexpected(ok.error());
+    const std::vector<bool> named = spread(model, modules, std::move(storages));
+    for (std::size_t p = 0; p < named.size(); ++p)
+      if (named[p] && part_of[p] < 0) part_of[p] = static_cast<std::int32_t>(i);
+  }
+  return part_of;
 }
 
 namespace {

@@ -4,6 +4,7 @@
 // modules that fully_shard would be called on, bottom-up, and a list of modules may form one unit (F2-3).
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,10 @@ struct Participation {
 
 /// Errors: a pattern of fsdp.ignored or fsdp.frozen that matches neither a module nor a parameter.
 Result<Participation> read_participation(const Model& model, const ModuleTree& tree, const Job& job);
+
+/// By ParamId the entry of train.optimizer.parts that has it, the first that names it or a module around it; -1: the
+/// job's own optimizer. Errors: a pattern that matches neither.
+Result<std::vector<std::int32_t>> parts_of_params(const Model& model, const ModuleTree& tree, const Job& job);
 
 struct SelectedUnit {
   std::vector<ModuleId> modules;  // object ids; one but for fsdp2 lists

@@ -319,6 +319,7 @@ Result<Draft> make_draft(const Model& model, const Job& job) {
   if (!tree) return tl::unexpected(tree.error());
   auto part = read_participation(model, *tree, job);
   if (!part) return tl::unexpected(part.error());
+  if (auto parts = parts_of_params(model, *tree, job); !parts) return tl::unexpected(parts.error());
   auto selection = select_units(model, *tree, job, *part);
   if (!selection) return tl::unexpected(selection.error());
   Draft d{model, job, std::move(*tree), std::move(*part), std::move(*selection), {}, {}, {}};

@@ -17,7 +17,6 @@ _tries = 0
 _MOST_TRIES = 500  # collectives that are looked at
 _OF_DTENSORS = "/torch/distributed/tensor/"
 _LAYERS = {"colwise", "rowwise", "head", "head_gathered", "packed_colwise"}  # words of mesh.plan that cut layers
-_SIZES = {"bfloat16": 2, "float16": 2, "float64": 8, "int64": 8, "int8": 1, "uint8": 1, "bool": 1}  # bytes of an element; else 4
 _NEAR = 4  # frames between a module's forward and what it calls
 
 
@@ -56,9 +55,9 @@ def mark(root, document: dict, found: dict) -> None:
     if not document.get("mesh"):
         return
     if not _own and tensor_plan.found(root) is not None:
-        _keep_groups_across(document, tensor_plan.ranks(root))
+        _keep_groups_across(document, root)
         return
-    if _lies_over_tensor_ranks(document, found):
+    if (not _own or _have_all(root, found)) and _lies_over_tensor_ranks(document, found):
         return
     degrees = _degrees(root)
     degree = next(iter(set(degrees.values()) - {1}), 1)
@@ -88,6 +87,19 @@ def _lies_over_tensor_ranks(document: dict, found: dict) -> bool:
     return True
 
 
+def _have_all(root, found: dict) -> bool:
+    """Whether FSDP or DDP has every parameter, and none is of a rank's experts. The ranks that a model with an exchange of its own meets beside may
+    then share a sequence; what else is there may be a rank's own."""
+    if found["alone"] or any(expert_weights.has_experts(each) for each in root.modules()):
+        return False
+    if found["runtime"] != "fsdp2":
+        return not any(getattr(each, key, None) for each in root.modules() for key in ("_ignored_params", "_ddp_params_and_buffers_to_ignore"))
+    infos = [each._module_info for each in names.fsdp2_parameters(root)]
+    managed = {(id(info.module), info.param_name) for info in infos}
+    managed |= {(id(module), name) for info in infos for module, name in zip(info.shared_modules, info.shared_param_names)}
+    return all((id(module), name) in managed for module in root.modules() for name, each in module._parameters.items() if each is not None)
+
+
 def _ranks_beside(found: dict) -> int:
     """Ranks for each of those that FSDP shards and replicates every parameter over; 1: there are none, or others for other parameters."""
     if found["alone"]:
@@ -98,11 +110,12 @@ def _ranks_beside(found: dict) -> int:
     return world.world_size() // over.pop() if len(over) == 1 else 1
 
 
-def _keep_groups_across(document: dict, degree: int) -> None:
+def _keep_groups_across(document: dict, root) -> None:
     """A whole model, which mesh.plan cuts: groups along its tensor ranks are the plan's alone; those across them (ranks that share a sequence by
     hand) are the script's."""
     rows = document["mesh"]
-    kept = [i for i, row in enumerate(rows) if row["name"].startswith("script") and (row["ranks"][1] - row["ranks"][0]) % degree == 0]
+    along, degree = _tensor_ranks(root), tensor_plan.ranks(root)
+    kept = [i for i, row in enumerate(rows) if row["name"].startswith("script") and _lies_across(row["ranks"], along, degree)]
     if kept:
         document["mesh"] = [rows[i] for i in kept]
     else:
@@ -110,18 +123,38 @@ def _keep_groups_across(document: dict, degree: int) -> None:
     for op in document["ops"]:
         kwargs = op.get("kwargs", {})
         if op["op"] == "mesh.all_to_all":
-            made = op["out"][0]
-            size = _SIZES.get(made["dtype"], 4) * math.prod(made["shape"])
-            kwargs = kwargs | {"meets": [["all_to_all", op["args"][1], size]], "meets_backward": [["all_to_all", op["args"][1], size]]}
-            back = {"shape": made["shape"], "dtype": made["dtype"]}
-            op |= {"op": "opaque._c10d_functional.all_to_all_single", "args": op["args"][:1], "opaque": {"saved": [], "backward": [back]}}
+            kwargs = kwargs | _as_function(op)
         for key in ("meets", "meets_backward"):
-            if key in kwargs and not (met := [[row[0], kept.index(row[1]), *row[2:]] for row in kwargs[key] if row[1] in kept]):
-                del kwargs[key]
-            elif key in kwargs:
+            met = [[row[0], kept.index(row[1]), *row[2:]] for row in kwargs.pop(key, []) if row[1] in kept]
+            if met:
                 kwargs[key] = met
         if kwargs:
             op["kwargs"] = kwargs
+
+
+def _as_function(op: dict) -> dict:
+    """An exchange becomes one of those that nobody looks into; what it meets."""
+    import torch
+
+    made = {key: op["out"][0][key] for key in ("shape", "dtype")}
+    met = ["all_to_all", op["args"][1], getattr(torch, made["dtype"]).itemsize * math.prod(made["shape"])]
+    op |= {"op": "opaque._c10d_functional.all_to_all_single", "args": op["args"][:1], "opaque": {"saved": [], "backward": [made]}}
+    return {"meets": [met], "meets_backward": [list(met)]}
+
+
+def _tensor_ranks(root) -> list[int]:
+    """Those around this rank, as DTensors have them; empty: this rank is on no such mesh."""
+    cut = [each for each in names.mesh_parameters(root) if getattr(each, "is_dtensor", False) and not expert_weights.are_experts(each)]
+    mesh = max((each._spmd_mesh for each in cut), key=lambda each: each.size(each.ndim - 1), default=None)
+    place = None if mesh is None else mesh.get_coordinate()
+    return [] if place is None else mesh.mesh[tuple(place[:-1])].flatten().tolist()
+
+
+def _lies_across(ranks: list[int], along: list[int], degree: int) -> bool:
+    """Whether a group has this rank alone of the tensor ranks `along`; where these are not known they are neighbours."""
+    if along:
+        return len(ranks) > 1 and len(set(ranks) & set(along)) < 2
+    return len(ranks) > 1 and all((rank - ranks[0]) % degree == 0 for rank in ranks)
 
 
 def tell_flat(rows: list[dict]) -> None:
@@ -132,7 +165,8 @@ def tell_flat(rows: list[dict]) -> None:
 
 
 def stand_alone(root) -> bool:
-    """Whether nothing but such parts lies over ranks. Beside layers that styles cut, rows of no experts (a sequence's) are left to the plan as before."""
+    """Whether nothing but such parts lies over ranks. Beside layers that styles cut, rows of no experts (a sequence's)
+    leave the model whole: the plan cuts it, and the groups across its ranks stay the script's."""
     global _own, _is_decided
     _is_decided = True
     if not _own:

@@ -295,7 +295,7 @@ def _root_runs(module, args, kwargs) -> bool:
         return script_step.root_begins_aside(module, args, kwargs)
     if steps.root_forward():
         beside.step_begins()
-        if not steps.is_first():
+        if not steps.is_first() or turns.count():  # the turn that is awaited may not be the one that comes
             _gradients["forward"] = _has_gradients(module)
     if not steps.is_first() and script_step.roots() and not script_step.has(module):
         note(f"another model trains beside it: {names.class_of(module).__name__}; the plan has of it what it held at first (train.beside)")
@@ -327,7 +327,7 @@ def backward_begins() -> None:
     root = _root()
     if steps.is_first():
         beside.backward_begins(root, script_step.storages())
-    if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and not steps.is_first():
+    if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and (not steps.is_first() or turns.count()):
         _gradients["backward"] = _has_gradients(root)
         if turns.count() > 1 and _optimizer_of_step is not None:
             _gradients["of_others"] = turns.gradients_of_others(root, _optimizer_of_step())
@@ -510,12 +510,13 @@ def stepped() -> None:
         _gradients["behind"] = turns.untouched(_gradients.pop("of_others"))
 
 
-def turn_ends(turn: int, keeps: bool, anew: bool) -> None:
-    """A step of this turn has ended (turns.py). Turns come round in one order."""
-    if keeps:
-        turns.keep(turn)
-    if anew or turns.count() > 1:
+def turn_ends(turn: int, anew: bool) -> bool:
+    """A step of this turn has ended (turns.py). Whether what was watched is the turn's. Turns are expected to come round in one order."""
+    turns.read_as_later(turn, _gradients)
+    kept = turns.keeps(turn)
+    if anew or turns.count() > 1 or not kept:
         turns.go_to(turns.count() if anew else (turn + 1) % turns.count())
+    return kept
 
 
 def finish() -> None:
@@ -523,7 +524,7 @@ def finish() -> None:
     _plain["runs"] = True  # what runs from now on is a copy
     for turn in range(turns.count() - 1, -1, -1) or (0,):
         if turns.count():
-            turns.go_to(turn)
+            turns.end_at(turn)
         if _found is None:
             continue
         _finish(turn)
@@ -554,7 +555,7 @@ def _finish(turn: int) -> None:
     _found["allocator"] = _allocator()
     _found["clip"] = _clip or 0.0
     _found["scaler"] = _scaler
-    done = max(sum(each["turn"] == turn for each in steps.figures()), 1)
+    done = turns.steps_of(turn)
     _found["checkpointed"] = {name: row | {"calls": row["calls"] // (done * len(passes))} for name, row in _checkpointed.items()}
     _found["loss"] = loss.found()
     _found["keeps_outputs"] = loss.kept()

@@ -24,6 +24,7 @@ from .reads import values
 
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 COUNTS = {"retries": "num_alloc_retries", "ooms": "num_ooms"}
+_MOST_AGAIN = 8  # steps of turns that are known, while a new one is awaited: a judge steps five times before what it judges
 
 _state: _Steps | None = None
 
@@ -34,7 +35,7 @@ class _Watcher(NamedTuple):
     optimizer_steps: Callable[[Any], None] = lambda optimizer: None
     offloads: Callable[[], bool] = lambda: False
     finish: Callable[[], None] = lambda: None
-    turn_ends: Callable[[int, bool, bool], None] = lambda turn, keeps, anew: None  # its number, whether what was watched is its, whether what comes may be another's
+    turn_ends: Callable[[int, bool], bool] = lambda turn, anew: True  # its number, whether what comes may be another's; whether what was watched is its
     stepped: Callable[[], None] = lambda: None
 
 
@@ -138,6 +139,7 @@ class _Steps:
         self._now = weakref.WeakSet()  # since the last end
         self._stepped: set[int] = set()  # their ids
         self._turns: list[set[int]] = []  # by turn: those of its first step
+        self._parameters: set[int] = set()  # ids of those that any has stepped
         self.is_first = True
         self._told = False  # the watcher, of the first optimizer
         self._trains = False  # a backward has begun
@@ -212,6 +214,7 @@ class _Steps:
             device.mark(f"step {len(self.figures) + 1} ends")
         self._stepped.add(id(optimizer))
         self._now.add(optimizer)
+        self._parameters |= {id(p) for p in parameters}
         self._on_host |= on_host
         self._stepped_row = self._row()
         _watcher.stepped()
@@ -261,25 +264,27 @@ class _Steps:
         row = self._stepped_row if last else self._row()
         self._last_ns += row["virtual_ns"]
         self.figures.append(row | {"turn": turn})
-        self.passes_of_turn[turn], self.passes, self.forwards = self.passes, [], 0
+        passes, self.passes, self.forwards = self.passes, [], 0
         self.optimizers.setdefault(turn, weakref.WeakSet()).update(self._now)
-        self._next_turn(turn)
+        if self._next_turn(turn):
+            self.passes_of_turn[turn] = passes
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._reset(torch.cuda.current_device())
         if self.wanted and len(self.figures) >= self.wanted:
             self.end(0)
 
-    def _next_turn(self, turn: int) -> None:
-        """The step that begins may be the first of another turn as long as none has come again."""
-        repeats = turn < len(self._turns)
-        if not repeats:
+    def _next_turn(self, turn: int) -> bool:
+        """The step that begins may be the first of another turn as long as there is one. Whether what was watched is this turn's."""
+        if turn == len(self._turns):
             self._turns.append(set(self._stepped))
-        several = self.is_first and not repeats and _others_than(set().union(*self._turns))
-        _watcher.turn_ends(turn, not (repeats and self.is_first), several)
+        again = len(self.figures) - len(self._turns)
+        several = self.is_first and again <= _MOST_AGAIN and _others_than(set().union(*self._turns), self._parameters)
+        kept = _watcher.turn_ends(turn, several)
         self.is_first = several
         self._told = not several
         self._stepped.clear()
         self._now.clear()
+        return kept
 
     def end(self, code: int) -> None:
         if self._ended:
@@ -299,11 +304,19 @@ class _Steps:
             report.write()
 
 
-def _others_than(stepped: set[int]) -> bool:
-    """Whether there is an optimizer that has not stepped in any turn."""
+def _others_than(stepped: set[int], parameters: set[int]) -> bool:
+    """Whether there is an optimizer that has not stepped in any turn, and has parameters that none has stepped: others are wrappers."""
     from torch.optim import Optimizer
 
-    return any(issubclass(type(each), Optimizer) and id(each) not in stepped for each in gc.get_objects())
+    found = [each for each in gc.get_objects() if issubclass(type(each), Optimizer) and id(each) not in stepped]
+    return any(not _parameters_of(each) <= parameters for each in found)
+
+
+def _parameters_of(optimizer) -> set[int]:
+    try:
+        return {id(p) for group in optimizer.param_groups for p in group["params"]}
+    except (AttributeError, KeyError, TypeError):  # half made
+        return set()
 
 
 def in_backward() -> bool:
@@ -352,5 +365,5 @@ def _out_of_memory() -> None:
     """The step in which memory ran out is told as far as it came."""
     import torch
 
-    _state.figures.append(_state._row())
+    _state.figures.append(_state._row() | {"turn": 0})
     note("memory ran out in this step: its figures are those until then")

@@ -1,12 +1,13 @@
 """Sizes that a model's code is told are those of one tensor rank, where it was written for that (heads divided when the model is made). The model
-that is captured is whole: what would not fit there is as many times larger as there are ranks, in its outermost part, as ranks cut it."""
+that is captured is whole: what would not fit there is as many times larger as there are ranks, in the part that ranks cut (heads, not the parts of a
+fused projection around them)."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 
-_PARTS = 3  # of a fused projection: queries, keys and values
+from .notes import note
 
 
 def whole(ranks: int):
@@ -17,6 +18,7 @@ def whole(ranks: int):
 def _mode(ranks: int):
     import torch
     from torch.overrides import TorchFunctionMode
+    from torch.utils.weak import WeakIdKeyDictionary
 
     changes = {
         torch.Tensor.view: _viewed, torch.Tensor.reshape: _viewed, torch.reshape: _viewed, torch.Tensor.unflatten: _unflattened, torch.unflatten: _unflattened,
@@ -24,13 +26,19 @@ def _mode(ranks: int):
     }  # fmt: skip
 
     class Whole(TorchFunctionMode):
+        made = WeakIdKeyDictionary()  # result of a layer -> how many it holds that are as wide as what the layer reads
+
         def __torch_function__(self, function, types, args=(), kwargs=None):
             change = changes.get(function)
             if change is _split and len(args) == 2:
                 args, kwargs = (*args, (kwargs or {}).get("dim", 0)), {}
             if change is not None and len(args) > 1:
-                args = change(args[0], ranks, *args[1:])
-            return function(*args, **(kwargs or {}))
+                args = change(args[0], ranks, self.made.get(args[0]), *args[1:])
+            result = function(*args, **(kwargs or {}))
+            width = args[0].shape[-1] if function is torch._C._nn.linear and args else 0  # F.linear, which capture stands in for
+            if width and result.shape[-1] % width == 0:
+                self.made[result] = result.shape[-1] // width
+            return result
 
     return Whole()
 
@@ -41,28 +49,46 @@ def _numbers(sizes) -> list | None:
     return flat if all(type(each) is int for each in flat) else None
 
 
-def _times(sizes: list, shape, ranks: int) -> list:
-    """The first size that is not the tensor's own; of [queries, keys and values, heads, width] the heads."""
-    at = next((i for i, (size, own) in enumerate(zip(sizes, shape)) if size != own), len(shape))
-    at += len(sizes) - at > 2 and sizes[at] == _PARTS and sizes[at + 1] != _PARTS
-    return [size * ranks if i == min(at, len(sizes) - 1) else size for i, size in enumerate(sizes)]
-
-
-def _viewed(tensor, ranks, *sizes):
+def _whole_sizes(sizes, own, ranks: int, parts) -> list | None:
+    """`sizes` of a rank's in place of those that the whole tensor has, for the whole model; None: they fit, or are no such ones. What changes is the
+    outermost size of the dimensions that differ. [parts, heads, width] of a projection of so many `parts` are as many parts on every rank: there it is
+    the heads. Where `parts` are not known, that is said."""
     told = _numbers(sizes)
-    if told is None or -1 in told or math.prod(told) * ranks != tensor.numel():
-        return (tensor, *sizes)
-    return tensor, _times(told, tensor.shape, ranks)
+    if told is None or min(told, default=0) < 1 or math.prod(told) * ranks != math.prod(own):
+        return None
+    at = _ahead(told, own)
+    if len(told) - at - _behind(told[at + 1 :], own) > 2:
+        if parts is None:
+            note(f"sizes {told} of a tensor rank, where the model has {list(own)}: {told[at]} is taken for its heads, not for parts of a fused projection")
+        elif told[at] == parts > 1:
+            at += 1
+    return [size * ranks if i == at else size for i, size in enumerate(told)]
 
 
-def _unflattened(tensor, ranks, dim, sizes, *rest):
-    told = _numbers([sizes])
-    if type(dim) is not int or told is None or -1 in told or math.prod(told) * ranks != tensor.shape[dim]:
-        return (tensor, dim, sizes, *rest)
-    return (tensor, dim, [told[0] * ranks, *told[1:]], *rest)
+def _ahead(told: list, own) -> int:
+    """How many sizes stand for as many elements as the first dimensions of the tensor do: of all such dimensions the fewest sizes."""
+    ahead = {}
+    for i in range(len(told)):
+        ahead.setdefault(math.prod(told[:i]), i)
+    return next(ahead[math.prod(own[:j])] for j in reversed(range(len(own))) if math.prod(own[:j]) in ahead)
 
 
-def _expanded(tensor, ranks, *sizes):
+def _behind(told: list, own) -> int:
+    """How many of the last dimensions stay as they are."""
+    return next((i for i, (size, has) in enumerate(zip(reversed(told), reversed(own))) if size != has), min(len(told), len(own)))
+
+
+def _viewed(tensor, ranks, parts, *sizes):
+    whole_ones = _whole_sizes(sizes, tensor.shape, ranks, parts)
+    return (tensor, *sizes) if whole_ones is None else (tensor, whole_ones)
+
+
+def _unflattened(tensor, ranks, parts, dim, sizes, *rest):
+    whole_ones = _whole_sizes([sizes], tensor.shape[dim : dim + 1 or None], ranks, parts) if type(dim) is int else None
+    return (tensor, dim, sizes if whole_ones is None else whole_ones, *rest)
+
+
+def _expanded(tensor, ranks, parts, *sizes):
     told = _numbers(sizes)
     lead = 0 if told is None else len(told) - tensor.dim()
     if told is None or lead < 0:
@@ -71,7 +97,7 @@ def _expanded(tensor, ranks, *sizes):
     return tensor, [size * ranks if here != 1 and here == size * ranks else size for size, here in zip(told, own)]
 
 
-def _split(tensor, ranks, sizes, dim=0, *rest):
+def _split(tensor, ranks, parts, sizes, dim=0, *rest):
     told = _numbers([sizes]) if isinstance(sizes, (tuple, list)) else None
     if told is None or type(dim) is not int or sum(told) * ranks != tensor.shape[dim]:
         return (tensor, sizes, dim, *rest)

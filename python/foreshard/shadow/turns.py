@@ -8,12 +8,17 @@ import weakref
 
 from . import beside, loss, script_step
 from .names import clean, fsdp2_parameters
+from .notes import note
 
 _PARTS = {
     beside: ("_of_step", "_held"), loss: ("_running", "_found"), script_step: ("_tape", "_left_out"),
 }  # fmt: skip
 _initial: dict = {}  # by module: values that a turn begins with
 _kept: list[dict] = []  # by turn: what was watched of it
+_steps: list[int] = []  # ... and in how many steps
+_held_again: list = []  # what lay beside the only turn when it came again while another was awaited
+_NEW, _MIXED = -1, -2
+_live = _NEW  # the turn that what is watched now is of; _NEW: one that nobody has seen; _MIXED: another one has stepped in it
 
 
 def watch(module, names: tuple[str, ...]) -> None:
@@ -22,23 +27,74 @@ def watch(module, names: tuple[str, ...]) -> None:
         _initial[part] = {name: copy.copy(getattr(part, name)) for name in own}
 
 
-def keep(turn: int) -> None:
-    """What was watched is that of this turn."""
-    now = {part: {name: getattr(part, name) for name in own} for part, own in _initial.items()}
-    _kept[turn:] = [now, *_kept[turn + 1 :]]
+def keeps(turn: int) -> bool:
+    """A step of this turn has ended. Whether what was watched is the turn's, and is kept: it was expected, or is the first of a new one."""
+    global _live
+    new = len(_kept) == turn and _live == _NEW
+    if new:
+        _steps.append(0)
+    elif _live != turn:
+        if turn >= len(_kept):
+            note(f"an optimizer steps behind others that came again before it (turn {turn + 1}): its steps are counted, and have no plan")
+        elif _live != _NEW:
+            note("optimizers do not strictly take turns: a step that comes where another's was expected is counted, and nothing else is read from it")
+        _live = _MIXED
+        return False
+    _kept[turn:] = [_now(), *_kept[turn + 1 :]]
+    _steps[turn] += 1
+    _live = turn
+    return True
+
+
+def _now() -> dict:
+    return {part: {name: _own(getattr(part, name)) for name in own} for part, own in _initial.items()}
+
+
+def _own(value):
+    """Containers, and rows that are counted up: what is watched of another turn's step must leave no trace."""
+    if type(value) is dict:
+        return {key: dict(row) if type(row) is dict else row for key, row in value.items()}
+    return list(value) if type(value) is list else value
 
 
 def go_to(turn: int) -> None:
     """What is watched from now on is of this turn; one that nobody has seen begins anew."""
+    global _live
     script_step.pause()
-    values = _kept[turn] if turn < len(_kept) else {part: {name: copy.copy(value) for name, value in own.items()} for part, own in _initial.items()}
-    for part, own in values.items():
+    new = turn >= len(_kept)
+    if _live == turn and len(_kept) == 1:  # it is
+        return
+    for part, own in (_initial if new else _kept[turn]).items():
         for name, value in own.items():
-            setattr(part, name, value)
+            setattr(part, name, _own(value))
+    _live = _NEW if new else turn
 
 
 def count() -> int:
     return len(_kept)
+
+
+def read_as_later(turn: int, gradients: dict) -> None:
+    """Where a new turn was awaited, and the only one came again instead: its first step does not know all. Of a new one `gradients` say nothing."""
+    if _live != _NEW:
+        return
+    if turn < len(_kept) == 1:
+        earlier = next(own["_gradients"] for own in _kept[turn].values() if "_gradients" in own)
+        earlier.update({key: each for key, each in gradients.items() if key in ("forward", "backward")})
+        _held_again[:] = beside._held
+    gradients.clear()
+
+
+def end_at(turn: int) -> None:
+    """To tell what was watched of it."""
+    go_to(turn)
+    if len(_kept) == 1 and len(beside._held) == 1:  # no other ever came
+        beside._held += _held_again
+
+
+def steps_of(turn: int) -> int:
+    """In which all was watched that is kept of it; at least the one that never ended."""
+    return _steps[turn] if turn < len(_steps) else 1
 
 
 # ---------------------------------------------------------------------------------------------------- parameters of optimizers

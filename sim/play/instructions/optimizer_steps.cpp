@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <iterator>
-#include <string>
 #include <utility>
 #include <vector>
 
+#include "core/plan/units/unit_selection.h"
 #include "core/runtime_layouts.h"
 
 namespace foreshard {
@@ -63,16 +63,12 @@ OptimizerSteps::OptimizerSteps(PlayContext& context, const std::vector<LocalPara
 /// train.optimizer.parts: the job's own optimizer has what none of them names, and steps first.
 void OptimizerSteps::make_parts(const std::vector<LocalParam>& params) {
   const TrainOptions& train = context_.job.train;
+  std::vector<std::int32_t> part_of(context_.model.params.size(), -1);  // of another model's job: a plan that was read
+  if (const auto tree = build_module_tree(context_.model))
+    if (auto read = parts_of_params(context_.model, *tree, context_.job)) part_of = std::move(*read);
   std::vector<std::vector<LocalParam>> of(train.optimizer_parts.size() + 1);
-  for (const LocalParam& param : params) {
-    const std::string& name = context_.model.params[param.param.index()].fqn;
-    const auto names = [&](const std::string& pattern) { return matches_pattern(pattern, name); };
-    const auto part = std::find_if(train.optimizer_parts.begin(), train.optimizer_parts.end(), [&](const auto& each) {
-      return std::any_of(each.params.begin(), each.params.end(), names);
-    });
-    const bool own = part == train.optimizer_parts.end();
-    of[own ? 0 : static_cast<std::size_t>(part - train.optimizer_parts.begin()) + 1].push_back(param);
-  }
+  for (const LocalParam& param : params)
+    of[static_cast<std::size_t>(part_of[param.param.index()] + 1)].push_back(param);
   Job job = context_.job;
   for (std::size_t i = 0; i < of.size(); ++i) {
     if (i > 0 && !train.optimizer_parts[i - 1].steps) continue;

@@ -98,6 +98,23 @@ TEST(Fsdp1Roots, ARootThatIsWrappedTwiceFreesAfterForward) {
   for (const PlanCheck& check : run_checks(plan)) EXPECT_NE(check.status, CheckStatus::Fail) << check.text;
 }
 
+TEST(Fsdp1Roots, OnlyARootThatFreesIsToldThatItDoes) {
+  Job job = roots_job();
+  const auto place = [&](const std::string& unit) {
+    job.fsdp.overrides = {{.units = {unit}, .reshard_after_forward = ReshardAfterForward{}}};
+    const Result<UnitTable> table = build_units(taught(), job);
+    return table ? std::string() : table.error().place + ": " + table.error().hint;
+  };
+  EXPECT_EQ(place("student"), "");
+  EXPECT_THAT(place("student.block"), ::testing::HasSubstr("fsdp.overrides[0]: use strategy"));
+  job.fsdp.strategy = Strategy::ShardGradOp;
+  EXPECT_THAT(place("student"), ::testing::HasSubstr("use strategy"));
+  job.fsdp.strategy = Strategy::FullShard;
+  job.fsdp.wrap.root = true;
+  EXPECT_THAT(place("student"), ::testing::HasSubstr("use strategy"));
+  EXPECT_EQ(place(""), "");
+}
+
 TEST(Fsdp1Roots, EachWaitsForComputeAndHasAFinalCallback) {
   const Plan plan = plan_of(taught(), roots_job()).value();  // both are trained
   std::vector<std::string> waits, ends;

@@ -138,6 +138,44 @@ TEST(OwnPrograms, WhatIsTakenApartIsNoHeads) {
   EXPECT_EQ(shape_of(*heads, "v"), (Shape{2, 6, 1, 4, 2}));
 }
 
+/// Queries in groups, [groups, queries of one, width], of more ranks than groups: whole heads for every rank there are
+/// none. The same sizes are parts of a projection where the next operators take them apart, whatever does.
+TEST(OwnPrograms, FewHeadsAreNoPartsUnlessTheyAreTakenApart) {
+  const auto behind = [](const Json& next, const char* read) {
+    return net({2, 6, 8}, {24, 8}, {8, 8},
+               {operation("aten.linear.default", "a", {"%x", "@a.weight"}, value("h", {2, 6, 24})),
+                operation("aten.view.default", "", {"%h", {2, 6, 3, 4, 2}}, value("v", {2, 6, 3, 4, 2})), next,
+                operation("aten.sum.default", "", {read}, value("loss", {}))});
+  };
+  const Job job = job_of({{"a", "colwise"}});
+  EXPECT_FALSE(cut(behind(operation("aten.neg.default", "", {"%v"}, value("n", {2, 6, 3, 4, 2})), "%n"), job));
+  Json split = operation("aten.split_with_sizes.default", "", {"%v", {1, 2}, 2}, value("q", {2, 6, 1, 4, 2}));
+  split["out"].push_back(value("kv", {2, 6, 2, 4, 2}));
+  const auto made = cut(behind(split, "%kv"), job);
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(shape_of(*made, "kv"), (Shape{2, 6, 2, 2, 2}));
+}
+
+/// Two parts, which two ranks would divide, behind moves whose arguments have names.
+TEST(OwnPrograms, MovesMayNameTheirArguments) {
+  const auto moved = [](const Json& move) {
+    return net({2, 6, 8}, {16, 8}, {8, 8},
+               {operation("aten.linear.default", "a", {"%x", "@a.weight"}, value("h", {2, 6, 16})),
+                operation("aten.view.default", "", {"%h", {2, 6, 2, 4, 2}}, value("v", {2, 6, 2, 4, 2})), move,
+                operation("aten.select.int", "", {"%p", 0, 0}, value("q", {6, 2, 4, 2})),
+                operation("aten.sum.default", "", {"%q"}, value("loss", {}))});
+  };
+  Json transpose = operation("aten.transpose.int", "", {"%v"}, value("p", {2, 6, 2, 4, 2}));
+  transpose["kwargs"] = {{"dim0", 2}, {"dim1", 0}};
+  Json permute = operation("aten.permute.default", "", {"%v"}, value("p", {2, 6, 2, 4, 2}));
+  permute["kwargs"] = {{"dims", {2, 1, 0, 3, 4}}};
+  for (const Json& move : {transpose, permute}) {
+    const auto made = cut(moved(move), job_of({{"a", "colwise"}}));
+    ASSERT_TRUE(made) << made.error().message;
+    EXPECT_EQ(shape_of(*made, "q"), (Shape{6, 2, 2, 2}));
+  }
+}
+
 TEST(OwnPrograms, TermsAreAddedToZeros) {
   const auto sum_of = [](const char* first) {
     return Json{operation(first, "", {"%x"}, value("z", {6, 8})),
@@ -150,6 +188,109 @@ TEST(OwnPrograms, TermsAreAddedToZeros) {
   const auto made = cut(net({6, 8}, {8, 8}, {8, 8}, sum_of("aten.zeros_like.default")), job);
   ASSERT_TRUE(made) << made.error().message;
   EXPECT_FALSE(cut(net({6, 8}, {8, 8}, {8, 8}, sum_of("aten.ones_like.default")), job));
+}
+
+/// z[:, :4] = x writes into the zeros, through a view.
+TEST(OwnPrograms, WhatWasWrittenIntoIsNoZeros) {
+  const auto written = [](const char* first, const Json& args) {
+    return Json{operation(first, "", args, value("z", {6, 8})),
+                operation("aten.slice.Tensor", "", {"%z", 1, 0, 4}, value("v", {6, 4})),
+                operation("aten.slice.Tensor", "", {"%x", 1, 0, 4}, value("w", {6, 4})),
+                operation("aten.copy_.default", "", {"%v", "%w"}, {{"name", "v"}}),
+                operation("aten.linear.default", "a", {"%x", "@a.weight"}, value("h", {6, 8})),
+                operation("aten.linear.default", "b", {"%h", "@b.weight"}, value("y", {6, 8})),
+                operation("aten.add.Tensor", "", {"%z", "%y"}, value("s", {6, 8})),
+                operation("aten.sum.default", "", {"%s"}, value("loss", {}))};
+  };
+  const Job job = job_of({{"", "summed"}, {"a", "colwise"}, {"b", "rowwise"}});
+  EXPECT_FALSE(cut(net({6, 8}, {8, 8}, {8, 8}, written("aten.zeros_like.default", {"%x"})), job));
+  EXPECT_FALSE(cut(net({6, 8}, {8, 8}, {8, 8}, written("aten.new_zeros.default", {"%x", {6, 8}})), job));
+}
+
+/// A function of heads [batch, heads, length, width] and what it makes of them.
+Json function_of_heads(std::int64_t batch, const Json& made, const Shape& result) {
+  Json function = operation("opaque.Function", "", {"%v"}, value("e", result));
+  function["opaque"] = made;
+  return net({batch, 6, 8}, {8, 8}, {8, 8},
+             {operation("aten.linear.default", "a", {"%x", "@a.weight"}, value("h", {batch, 6, 8})),
+              operation("aten.view.default", "", {"%h", {batch, 6, 4, 2}}, value("u", {batch, 6, 4, 2})),
+              operation("aten.transpose.int", "", {"%u", 1, 2}, value("v", {batch, 4, 6, 2})), function,
+              operation("aten.sum.default", "", {"%e"}, value("loss", {}))});
+}
+
+TEST(OwnPrograms, ABatchOfAsManySamplesAsThereAreHeadsIsWhole) {
+  const Json made = {
+      {"saved", {{{"shape", {4, 6, 4}}, {"dtype", "float32"}}, {{"shape", {4, 6, 2}}, {"dtype", "float32"}}}}};
+  const auto part = cut(function_of_heads(4, made, {4, 2, 12, 2}), job_of({{"a", "colwise"}}));
+  ASSERT_TRUE(part) << part.error().message;
+  EXPECT_EQ(shape_of(*part, "e"), (Shape{4, 1, 12, 2}));
+  const OpaqueOp& function = part->opaques[static_cast<std::size_t>(op_of(*part, "opaque.Function").opaque)];
+  EXPECT_EQ(function.saved[0].shape, (Shape{4, 6, 2}));
+}
+
+/// Work and traffic are in proportion to what a function is given. A statistic of one dimension is not, bytes are.
+TEST(OwnPrograms, AFunctionsWorkIsTheRanks) {
+  Json made = {{"saved", {{{"shape", {96}}, {"dtype", "float32"}}, {{"shape", {97}}, {"dtype", "uint8"}}}},
+               {"bytes_moved", 3},
+               {"flops", 400},
+               {"backward_flops", 1000}};
+  Json model = function_of_heads(2, made, {2, 4, 6, 2});
+  model["ops"][3]["kwargs"] = {{"meets", {{"all_to_all", 0, 1}}}};
+  model["mesh"] = {{{"name", "script"}, {"ranks", {0, 2}}, {"place", 0}}};
+  const auto part = cut(model, job_of({{"a", "colwise"}}));
+  ASSERT_TRUE(part) << part.error().message;
+  const Op& op = op_of(*part, "opaque.Function");
+  const OpaqueOp& function = part->opaques[static_cast<std::size_t>(op.opaque)];
+  EXPECT_EQ(function.saved[0].shape, (Shape{96}));
+  EXPECT_EQ(function.saved[1].shape, (Shape{49}));
+  EXPECT_EQ(function.bytes_moved, 2);
+  EXPECT_EQ(function.flops, 200);
+  EXPECT_EQ(function.backward_flops, 500);
+  const auto& row = std::get<ArgList>(std::get<ArgList>(op.kwargs.front().arg.value).front().value);
+  EXPECT_EQ(std::get<std::int64_t>(row[2].value), 1);
+  made.erase("backward_flops");
+  const auto unsaid = cut(function_of_heads(2, made, {2, 4, 6, 2}), job_of({{"a", "colwise"}}));
+  ASSERT_TRUE(unsaid) << unsaid.error().message;
+  EXPECT_EQ(unsaid->opaques[static_cast<std::size_t>(op_of(*unsaid, "opaque.Function").opaque)].backward_flops, -1);
+}
+
+/// Heads that were repeated for their groups: eight of four. What has as many is cut as they are, and of what has
+/// others nobody can tell whose they are.
+TEST(OwnPrograms, NeighboursOfTheCutStandAroundAFunctionsResultToo) {
+  const auto repeated = [](const Shape& result) {
+    Json model = function_of_heads(2, {{"saved", Json::array()}}, result);
+    Json& ops = model["ops"];
+    ops[3]["args"] = {"%r"};
+    ops.insert(ops.begin() + 3,
+               operation("aten.repeat_interleave.self_int", "", {"%v", 2, 1}, value("r", {2, 8, 6, 2})));
+    return model;
+  };
+  Json model = repeated({2, 8, 6, 2});
+  const Json both = Json::array({Json::array({"%e", "%r"})});  // of one cut
+  model["ops"][5] = operation("aten.stack.default", "", both, value("g", {2, 2, 8, 6, 2}));
+  model["ops"].push_back(operation("aten.sum.default", "", {"%g"}, value("loss", {})));
+  const auto made = cut(model, job_of({{"a", "colwise"}}));
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(shape_of(*made, "e"), (Shape{2, 4, 6, 2}));
+  EXPECT_EQ(shape_of(*made, "g"), (Shape{2, 2, 4, 6, 2}));
+  EXPECT_FALSE(cut(repeated({2, 4, 12, 2}), job_of({{"a", "colwise"}})));
+}
+
+/// Ranks of one group that lie across the tensor ranks by its first gap alone, and groups that the world has no room
+/// for.
+TEST(OwnPrograms, GroupsLieAcrossTheTensorRanksAsAWhole) {
+  Json model = function_of_heads(2, {{"saved", Json::array()}}, {2, 4, 6, 2});
+  model["mesh"] = {{{"name", "script"}, {"ranks", {0, 2, 3, 5}}, {"place", 0}},
+                   {{"name", "script2"}, {"ranks", {0, 2}}, {"place", 0}}};
+  Job job = job_of({{"a", "colwise"}});
+  const auto made = cut(model, job);
+  ASSERT_TRUE(made) << made.error().message;
+  ASSERT_EQ(made->mesh.size(), 2U);
+  EXPECT_EQ(made->mesh[0].name, "script2");
+  job.cluster.world_size = 6;
+  const auto world = cut(model, job);
+  ASSERT_FALSE(world);
+  EXPECT_EQ(world.error().place, "cluster.world_size");
 }
 
 /// An autograd function that exchanges heads for positions with ranks across the tensor dimension (Ulysses), and one

@@ -71,6 +71,28 @@ TEST(JobFile, PartsOfOptimizersNameTheirParameters) {
   EXPECT_EQ(read("[{params = [\"a\"], rate = 1.0}]").error().code, ErrorCode::UnknownKey);
 }
 
+TEST(JobFile, PartsStandBesideNoOptimizerInBackwardAndNoMuon) {
+  Job job;
+  job.train.optimizer_parts = {{{"a.*"}, true, {.name = OptimizerKind::Sgd}}};
+  EXPECT_TRUE(check_built(job));
+  const auto place = [](const Job& asked) {
+    const Result<void> checked = check_built(asked);
+    return checked ? std::string("none") : checked.error().place;
+  };
+  for (const bool part : {false, true}) {
+    Job backward = job, muon = job, eight = job;
+    (part ? backward.train.optimizer_parts[0].options : backward.train.optimizer).impl = OptimizerImpl::InBackward;
+    (part ? muon.train.optimizer_parts[0].options : muon.train.optimizer).name = OptimizerKind::Muon;
+    (part ? eight.train.optimizer_parts[0].options : eight.train.optimizer).name = OptimizerKind::AdamW8bit;
+    eight.fsdp.cpu_offload = true;
+    EXPECT_EQ(place(backward), "train.optimizer.parts");
+    EXPECT_EQ(place(muon), "train.optimizer.parts");
+    EXPECT_EQ(place(eight), "train.optimizer.name");
+    muon.train.optimizer_parts[0].steps = false;  // its options are nobody's
+    EXPECT_EQ(place(muon), part ? "none" : "train.optimizer.parts");
+  }
+}
+
 TEST(JobFile, ReadsEveryTableOfTheFormat) {
   const LoadedJob loaded = load_job(FORESHARD_TEST_DATA "/plan_io/full.toml", kNoSets).value();
   const Job& job = loaded.job;
@@ -178,7 +200,20 @@ TEST(JobFile, RoundTripsRandomJobs) {
     if (pick(2)) job.fsdp.wrap.units = {{"a"}, {"b", "c"}};
     job.fsdp.mixed_precision.cast_forward_inputs = pick(2) ? std::optional<bool>(pick(2) == 1) : std::nullopt;
     job.train.optimizer.amsgrad = pick(2) == 1;
-    if (pick(2)) job.train.optimizer_parts.push_back({{texts[2]}, true, {.name = OptimizerKind::Sgd, .momentum = 0.5}});
+    for (int i = pick(3); i > 0; --i) {
+      OptimizerPart& part = job.train.optimizer_parts.emplace_back();
+      part.params = {texts[static_cast<std::size_t>(pick(6))], "a"};
+      part.options.name = static_cast<OptimizerKind>(pick(10));
+      if (part.options.name == OptimizerKind::Muon) part.options.name = OptimizerKind::Sgd;  // is no part
+      part.options.impl = static_cast<OptimizerImpl>(pick(3));
+      part.options.library = static_cast<OptimizerLibrary>(pick(3));
+      if (part.options.library == OptimizerLibrary::Transformers) part.options.impl = OptimizerImpl::ForLoop;
+      part.options.weight_decay = pick(3) * 0.05;
+      part.options.momentum = pick(2) * 0.5;
+      part.options.centered = pick(2) == 1;
+      part.options.amsgrad = pick(2) == 1;
+      part.options.decoupled_weight_decay = pick(2) == 1;
+    }
     if (pick(2)) job.train.optimizer_parts.push_back({{texts[1], "b.*"}, false, {}});
     job.train.optimizer.lr = static_cast<double>(random()) / 1e13;
     job.train.optimizer.beta2 = 0.999;

@@ -61,11 +61,12 @@ def in_turns(maker, judge, args):
     makes, judges = torch.optim.AdamW(maker.parameters(), 1e-4), torch.optim.AdamW(judge.parameters(), 1e-4, amsgrad=True)
     for _ in range(10):
         real, noise = torch.randn(2048, 256, device="cuda"), torch.randn(2048, 64, device="cuda")
-        judges.zero_grad()
-        with torch.no_grad():
-            made = maker(noise)
-        (F.softplus(-judge(real).float()).mean() + F.softplus(judge(made).float()).mean()).backward()
-        judges.step()
+        for _ in range(args.judged):
+            judges.zero_grad()
+            with torch.no_grad():
+                made = maker(noise)
+            (F.softplus(-judge(real).float()).mean() + F.softplus(judge(made).float()).mean()).backward()
+            judges.step()
         makes.zero_grad()
         F.softplus(-judge(maker(noise)).float()).mean().backward()
         makes.step()
@@ -111,6 +112,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("loop", choices=("in_turns", "together", "twice", "cached"))
     parser.add_argument("--fsdp", type=int, default=2)
+    parser.add_argument("--judged", type=int, default=1, help="steps of the judge before one of the maker")
     args = parser.parse_args()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))

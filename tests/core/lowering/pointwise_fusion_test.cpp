@@ -1,18 +1,21 @@
-#include "sim/device/pointwise_fusion.h"
+#include "core/compiled/pointwise_fusion.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "sim/device/made_again.h"
+#include "core/compiled/made_again.h"
 #include "tests/core/lowering/toy_program.h"
 
 namespace foreshard {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
 
 Kernel kernel(KernelClass kind, Bytes read, Bytes written) {
   Kernel k;
@@ -42,7 +45,7 @@ LoweredProgram chain() {
 }
 
 /// Of a program whose operators nobody knows.
-LoweredProgram fused_alone(const LoweredProgram& program) { return fuse_pointwise(program, Model(), {{0, 0}}); }
+LoweredProgram fused_alone(const LoweredProgram& program) { return fuse_pointwise(program, Model(), {{0, 0}}, {}); }
 
 TEST(PointwiseFusion, ARunBecomesOneKernelWithoutItsInnerStorage) {
   const KernelList fused = fused_alone(chain()).templates[0].forward;
@@ -70,25 +73,34 @@ TEST(PointwiseFusion, ProductsAreNotFused) {
   EXPECT_EQ(fused_alone(program), program);
 }
 
-/// Names of the values whose storages a compiled backward of the whole program makes again.
-std::vector<std::string> made_again(const Model& model) {
-  const std::vector<SegmentRange> segments{{0, static_cast<std::int32_t>(model.ops.size())}};
+std::vector<bool> trained(const Model& model) {
   std::vector<bool> trainable;
   for (const ParamInfo& param : model.params) trainable.push_back(param.requires_grad);
-  const LoweredProgram lowered = lower(model, segments, trainable, {}).value();
-  const SegmentTemplate& whole = lowered.templates[0];
+  return trainable;
+}
+
+std::vector<SegmentRange> whole(const Model& model, bool checkpointed = false) {
+  return {{0, static_cast<std::int32_t>(model.ops.size()), checkpointed}};
+}
+
+/// Names of the first results of the operators whose storages a compiled backward makes again.
+std::vector<std::string> made_again(const Model& model, bool checkpointed = false) {
+  const std::vector<SegmentRange> segments = whole(model, checkpointed);
+  const LoweredProgram lowered = lower(model, segments, trained(model), {}).value();
+  const SegmentTemplate& segment = lowered.templates[0];
+  const KernelList& list = checkpointed ? segment.recompute : segment.forward;
   std::vector<std::string> names;
-  for (const std::int32_t slot : slots_made_again(model, segments[0], whole.forward, whole.backward)) {
-    for (const Kernel& kernel : whole.forward.kernels)
+  for (const std::int32_t slot : MadeAgain(model, trained(model)).cut(segments[0], segment).again) {
+    for (const Kernel& kernel : list.kernels)
       for (std::int32_t e = kernel.before_begin; e < kernel.before_end; ++e)
-        if (whole.forward.events[static_cast<std::size_t>(e)] == MemoryEvent{slot, true})
+        if (list.events[static_cast<std::size_t>(e)] == MemoryEvent{slot, true})
           names.push_back(model.values[model.ops[static_cast<std::size_t>(kernel.model_op)].out[0].index()].name);
   }
   return names;
 }
 
 /// silu(x a) * (x b), times a matrix.
-Model gated(bool last_trains) {
+Model gated() {
   testing::ToyProgram toy;
   toy.input("x", {6, 4});
   for (const char* name : {"a", "b"}) toy.param(name, {4, 8});
@@ -99,16 +111,40 @@ Model gated(bool last_trains) {
   toy.op("aten.mul.Tensor", {"act", "up"}, {{"h", {6, 8}}});
   toy.op("aten.mm.default", {"h", "%c"}, {{"y", {6, 8}}});
   toy.op("aten.sum.default", {"y"}, {{"loss", {}}});
-  Model model = toy.finish("loss");
-  model.params[2].requires_grad = last_trains;
-  return model;
+  return toy.finish("loss");
 }
 
 // As torch/_functorch/partitioners.py cuts a decoder layer of Llama (Inductor's rules, PyTorch 2.11): it saves what
 // matrices read, and makes the activation again from the gate.
 TEST(PointwiseFusion, WhatNoProductOfBackwardReadsIsMadeAgain) {
-  EXPECT_THAT(made_again(gated(true)), ElementsAre("act"));
-  EXPECT_THAT(made_again(gated(false)), ElementsAre("act")) << "nobody saves what a frozen matrix reads";
+  EXPECT_THAT(made_again(gated()), ElementsAre("act"));
+  EXPECT_THAT(made_again(gated(), /*checkpointed=*/true), ElementsAre("act"));
+}
+
+/// sigmoid(x a), which keeps its result, through a view or what writes over it, times a matrix.
+Model squashed(bool trains, const char* between) {
+  testing::ToyProgram toy;
+  toy.input("x", {6, 4});
+  toy.param("a", {4, 8});
+  toy.param("b", {8, 8});
+  toy.op("aten.mm.default", {"x", "%a"}, {{"h", {6, 8}}});
+  toy.op("aten.silu.default", {"h"}, {{"wide", {6, 8}}});  // keeps the product
+  toy.op("aten.sigmoid.default", {"wide"}, {{"s", {6, 8}}});
+  if (std::string_view(between) == "view")
+    toy.op("aten.view.default", {"s"}, {{"read", {6, 8}}}, {{ArgList{{std::int64_t{6}}, {std::int64_t{8}}}}});
+  else
+    toy.op(between, {"s"}, {{"read", {6, 8}}});
+  toy.op("aten.mm.default", {"read", "%b"}, {{"y", {6, 8}}});
+  toy.op("aten.sum.default", {"y"}, {{"loss", {}}});
+  Model model = toy.finish("loss");
+  model.params[1].requires_grad = trains;
+  return model;
+}
+
+TEST(PointwiseFusion, WhatAMatrixReadsIsSavedWhereItIsTrained) {
+  EXPECT_THAT(made_again(squashed(true, "view")), IsEmpty());
+  EXPECT_THAT(made_again(squashed(false, "view")), ElementsAre("s"));
+  EXPECT_THAT(made_again(squashed(true, "aten.relu_.default")), IsEmpty()) << "the memory is one";
 }
 
 TEST(PointwiseFusion, NothingIsMadeAgainOfProductsThatAreGone) {  // an adapter's sum of its layer and its own
@@ -121,14 +157,51 @@ TEST(PointwiseFusion, NothingIsMadeAgainOfProductsThatAreGone) {  // an adapter'
   toy.op("aten.silu.default", {"sum"}, {{"act", {6, 8}}});      // saves the sum
   toy.op("aten.sigmoid.default", {"act"}, {{"gate", {6, 8}}});  // saves its result
   toy.op("aten.sum.default", {"gate"}, {{"loss", {}}});
-  EXPECT_THAT(made_again(toy.finish("loss")), ElementsAre("gate"));
+  const Model model = toy.finish("loss");
+  EXPECT_THAT(made_again(model), ElementsAre("gate"));
+  // In a segment of its own the sum is made of what came in and what nobody keeps.
+  const std::vector<SegmentRange> cut{{0, 2}, {2, 6}};
+  const LoweredProgram lowered = lower(model, cut, trained(model), {}).value();
+  const auto& behind = lowered.templates[static_cast<std::size_t>(lowered.instances[1].lowered)];
+  EXPECT_EQ(MadeAgain(model, trained(model)).cut(cut[1], behind).again.size(), 1U);
+}
+
+TEST(PointwiseFusion, ASmallerProductIsSavedInThePlaceOfWhatIsMadeOfIt) {  // logits in 16 bits
+  testing::ToyProgram toy;
+  toy.input("x", {6, 4}, DType::BFloat16);
+  toy.param("a", {4, 512}, DType::BFloat16);
+  toy.op("aten.mm.default", {"x", "%a"}, {{"logits", {6, 512}, DType::BFloat16}});
+  toy.op("aten._to_copy.default", {"logits"}, {{"wide", {6, 512}}});
+  toy.op("aten.sigmoid.default", {"wide"}, {{"scores", {6, 512}}});  // keeps its result
+  toy.op("aten.mm.default", {"x", "%a"}, {{"more", {6, 512}, DType::BFloat16}});
+  toy.op("aten.mul.Tensor", {"scores", "more"}, {{"h", {6, 512}}});
+  toy.op("aten.sum.default", {"h"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  EXPECT_THAT(made_again(model), ElementsAre("scores"));
+  const LoweredProgram lowered = lower(model, whole(model), trained(model), {}).value();
+  const auto cut = MadeAgain(model, trained(model)).cut(whole(model)[0], lowered.templates[0]);
+  ASSERT_EQ(cut.instead.size(), 1U);
+  EXPECT_EQ(lowered.templates[0].slots[static_cast<std::size_t>(cut.instead[0].first)].bytes, 6 * 512 * 2);
+  const SegmentTemplate fused = fuse_pointwise(lowered, model, whole(model), trained(model)).templates[0];
+  const MemoryEvent release{cut.instead[0].first, false};
+  EXPECT_EQ(std::count(fused.forward.events.begin(), fused.forward.events.end(), release), 0);
+  EXPECT_EQ(std::count(fused.backward.events.begin(), fused.backward.events.end(), release), 1);
+}
+
+TEST(PointwiseFusion, RandomNumbersAreNotDrawnTwice) {
+  testing::ToyProgram toy;
+  toy.input("x", {6, 4});
+  toy.param("a", {4, 8});
+  toy.op("aten.mm.default", {"x", "%a"}, {{"h", {6, 8}}});
+  toy.op("aten.native_dropout.default", {"h"}, {{"kept", {6, 8}}, {"mask", {6, 8}, DType::Bool}}, {{0.5}, {true}});
+  toy.op("aten.sum.default", {"kept"}, {{"loss", {}}});
+  EXPECT_THAT(made_again(toy.finish("loss")), IsEmpty());
 }
 
 TEST(PointwiseFusion, WhatIsMadeAgainIsNotHeldInBetween) {
-  const Model model = gated(true);
-  const std::vector<SegmentRange> segments{{0, static_cast<std::int32_t>(model.ops.size())}};
-  const LoweredProgram lowered = lower(model, segments, {true, true, true}, {}).value();
-  const LoweredProgram fused = fuse_pointwise(lowered, model, segments);
+  const Model model = gated();
+  const LoweredProgram lowered = lower(model, whole(model), trained(model), {}).value();
+  const LoweredProgram fused = fuse_pointwise(lowered, model, whole(model), trained(model));
   const auto held = [](const KernelList& list) {
     std::int64_t count = 0;
     for (const MemoryEvent& event : list.events) count += event.alloc ? 1 : -1;
@@ -152,11 +225,11 @@ TEST(PointwiseFusion, OnlyWhatBlocksAloneRunIsCompiled) {
   program.templates.push_back(program.templates[0]);
   program.instances = {{0, {}}, {0, {}}, {1, {}}};
   const std::vector<SegmentRange> segments{{0, 1}, {1, 2}, {2, 3}};
-  const LoweredProgram compiled = compile_blocks(program, model, segments);
+  const LoweredProgram compiled = compile_blocks(program, model, segments, {});
   EXPECT_EQ(compiled.templates[0], fused_alone(program).templates[0]);
   EXPECT_EQ(compiled.templates[1], program.templates[1]) << "the head stays eager";
   program.instances[2].lowered = 0;
-  EXPECT_EQ(compile_blocks(program, model, segments).templates, program.templates) << "something else runs it too";
+  EXPECT_EQ(compile_blocks(program, model, segments, {}).templates, program.templates) << "something else runs it too";
 }
 
 TEST(PointwiseFusion, RanksMeetInKernelsOfTheirOwn) {

@@ -1,9 +1,9 @@
-#include "sim/device/pointwise_fusion.h"
+#include "core/compiled/pointwise_fusion.h"
 
 #include <algorithm>
 #include <set>
 
-#include "sim/device/made_again.h"
+#include "core/compiled/made_again.h"
 
 namespace foreshard {
 namespace {
@@ -136,34 +136,59 @@ void put_events(KernelList& list, const std::vector<KernelEvents>& events) {
   }
 }
 
-/// Storages that backward makes again: they live until the next product has read them, and again for the kernel of
-/// backward that is the last to use them.
-void make_again(KernelList& made, KernelList& backward, const std::vector<std::int32_t>& again) {
-  std::vector<KernelEvents> forth = events_by_kernel(made), back = events_by_kernel(backward);
-  for (const std::int32_t slot : again) {
-    const MemoryEvent allocation{slot, true}, release{slot, false};
-    const auto holds = [](const std::vector<MemoryEvent>& events, const MemoryEvent& event) {
-      return std::find(events.begin(), events.end(), event) != events.end();
-    };
-    const auto maker = std::find_if(forth.begin(), forth.end(),
-                                    [&](const KernelEvents& events) { return holds(events.before, allocation); });
-    const auto user = std::find_if(back.begin(), back.end(), [&](const KernelEvents& events) {
-      return holds(events.after, release) || holds(events.before, release);
-    });
-    if (maker == forth.end() || user == back.end()) continue;
-    auto product = static_cast<std::size_t>(maker - forth.begin()) + 1;
-    while (product < made.kernels.size() && is_fusible(made.kernels[product])) ++product;
-    if (product == made.kernels.size()) continue;  // the pass's result
-    forth[product].after.push_back(release);
-    user->before.insert(user->before.begin(), allocation);
+bool holds(const std::vector<MemoryEvent>& events, const MemoryEvent& event) {
+  return std::find(events.begin(), events.end(), event) != events.end();
+}
+
+/// The kernel of backward that is the last to use the slot.
+KernelEvents* last_user(std::vector<KernelEvents>& back, std::int32_t slot) {
+  const MemoryEvent release{slot, false};
+  const auto user = std::find_if(back.begin(), back.end(), [&](const KernelEvents& events) {
+    return holds(events.after, release) || holds(events.before, release);
+  });
+  return user == back.end() ? nullptr : &*user;
+}
+
+/// A storage that backward makes again lives until the next product has read it, and again for the kernel of backward
+/// that is the last to use it. False: it is the pass's result.
+bool make_again(const KernelList& made, std::vector<KernelEvents>& forth, std::vector<KernelEvents>& back,
+                std::int32_t slot) {
+  const MemoryEvent allocation{slot, true}, release{slot, false};
+  const auto maker = std::find_if(forth.begin(), forth.end(),
+                                  [&](const KernelEvents& events) { return holds(events.before, allocation); });
+  KernelEvents* const user = last_user(back, slot);
+  if (maker == forth.end() || user == nullptr) return false;
+  auto product = static_cast<std::size_t>(maker - forth.begin()) + 1;
+  while (product < made.kernels.size() && is_fusible(made.kernels[product])) ++product;
+  if (product == made.kernels.size()) return false;
+  forth[product].after.push_back(release);
+  user->before.insert(user->before.begin(), allocation);
+  return true;
+}
+
+/// A storage that was let go of in the pass lives until backward has used what is made of it.
+void keep_until(std::vector<KernelEvents>& forth, KernelEvents& user, std::int32_t slot) {
+  const MemoryEvent release{slot, false};
+  for (KernelEvents& events : forth) {
+    const auto dropped = std::erase(events.before, release) + std::erase(events.after, release);
+    if (dropped > 0) user.after.push_back(release);
   }
+}
+
+void apply(const MadeAgain::Cut& cut, KernelList& made, KernelList& backward) {
+  std::vector<KernelEvents> forth = events_by_kernel(made), back = events_by_kernel(backward);
+  std::vector<std::int32_t> again;
+  for (const std::int32_t slot : cut.again)
+    if (make_again(made, forth, back, slot)) again.push_back(slot);
+  for (const auto& [slot, of] : cut.instead)
+    if (std::binary_search(again.begin(), again.end(), of)) keep_until(forth, *last_user(back, of), slot);
   put_events(made, forth);
   put_events(backward, back);
 }
 
-void fuse_segment(SegmentTemplate& segment, const Model& model, const SegmentRange& range) {
+void fuse_segment(SegmentTemplate& segment, const MadeAgain::Cut& cut) {
   KernelList& made = segment.recompute.kernels.empty() ? segment.forward : segment.recompute;
-  make_again(made, segment.backward, slots_made_again(model, range, made, segment.backward));
+  apply(cut, made, segment.backward);
   segment.forward = Fusion(segment.forward, segment.slots).run();
   segment.recompute = Fusion(segment.recompute, segment.slots).run();
   segment.backward = Fusion(segment.backward, segment.slots).run();
@@ -191,12 +216,14 @@ std::vector<std::int32_t> first_segments(const LoweredProgram& program, std::siz
 }
 
 LoweredProgram fuse(const LoweredProgram& program, const Model& model, const std::vector<SegmentRange>& segments,
-                    const std::vector<bool>& chosen) {
+                    const std::vector<bool>& trainable, const std::vector<bool>& chosen) {
   LoweredProgram fused = program;
+  const MadeAgain made_again(model, trainable);
   const std::vector<std::int32_t> first = first_segments(program, segments.size());
   for (std::size_t t = 0; t < fused.templates.size(); ++t) {
     if (chosen[t] && first[t] >= 0)
-      fuse_segment(fused.templates[t], model, segments[static_cast<std::size_t>(first[t])]);
+      fuse_segment(fused.templates[t],
+                   made_again.cut(segments[static_cast<std::size_t>(first[t])], program.templates[t]));
   }
   return fused;
 }
@@ -204,18 +231,18 @@ LoweredProgram fuse(const LoweredProgram& program, const Model& model, const std
 }  // namespace
 
 LoweredProgram fuse_pointwise(const LoweredProgram& program, const Model& model,
-                              const std::vector<SegmentRange>& segments) {
-  return fuse(program, model, segments, std::vector<bool>(program.templates.size(), true));
+                              const std::vector<SegmentRange>& segments, const std::vector<bool>& trainable) {
+  return fuse(program, model, segments, trainable, std::vector<bool>(program.templates.size(), true));
 }
 
 LoweredProgram compile_blocks(const LoweredProgram& program, const Model& model,
-                              const std::vector<SegmentRange>& segments) {
+                              const std::vector<SegmentRange>& segments, const std::vector<bool>& trainable) {
   std::vector<bool> chosen(program.templates.size(), true);
   for (std::size_t i = 0; i < program.instances.size() && i < segments.size(); ++i) {
     const auto lowered = static_cast<std::size_t>(program.instances[i].lowered);
     chosen[lowered] = chosen[lowered] && is_in_block(model, segments[i]);
   }
-  return fuse(program, model, segments, chosen);
+  return fuse(program, model, segments, trainable, chosen);
 }
 
 }  // namespace foreshard
