@@ -149,20 +149,22 @@ KernelEvents* last_user(std::vector<KernelEvents>& back, std::int32_t slot) {
   return user == back.end() ? nullptr : &*user;
 }
 
-/// A storage that backward makes again lives until the next product has read it, and again for the kernel of backward
-/// that is the last to use it. False: it is the pass's result.
+/// A storage that backward makes again lives until the next product has read it. In backward it is a part of the kernel
+/// that reads it, no product. False: it is the pass's result.
 bool make_again(const KernelList& made, std::vector<KernelEvents>& forth, std::vector<KernelEvents>& back,
                 std::int32_t slot) {
   const MemoryEvent allocation{slot, true}, release{slot, false};
   const auto maker = std::find_if(forth.begin(), forth.end(),
                                   [&](const KernelEvents& events) { return holds(events.before, allocation); });
-  KernelEvents* const user = last_user(back, slot);
-  if (maker == forth.end() || user == nullptr) return false;
+  if (maker == forth.end()) return false;
   auto product = static_cast<std::size_t>(maker - forth.begin()) + 1;
   while (product < made.kernels.size() && is_fusible(made.kernels[product])) ++product;
   if (product == made.kernels.size()) return false;
   forth[product].after.push_back(release);
-  user->before.insert(user->before.begin(), allocation);
+  for (KernelEvents& events : back) {
+    std::erase(events.before, release);
+    std::erase(events.after, release);
+  }
   return true;
 }
 
@@ -177,11 +179,12 @@ void keep_until(std::vector<KernelEvents>& forth, KernelEvents& user, std::int32
 
 void apply(const MadeAgain::Cut& cut, KernelList& made, KernelList& backward) {
   std::vector<KernelEvents> forth = events_by_kernel(made), back = events_by_kernel(backward);
-  std::vector<std::int32_t> again;
-  for (const std::int32_t slot : cut.again)
-    if (make_again(made, forth, back, slot)) again.push_back(slot);
-  for (const auto& [slot, of] : cut.instead)
-    if (std::binary_search(again.begin(), again.end(), of)) keep_until(forth, *last_user(back, of), slot);
+  for (const std::int32_t slot : cut.again) {
+    KernelEvents* const user = last_user(back, slot);
+    if (user == nullptr || !make_again(made, forth, back, slot)) continue;
+    for (const auto& [instead, of] : cut.instead)
+      if (of == slot) keep_until(forth, *user, instead);
+  }
   put_events(made, forth);
   put_events(backward, back);
 }
