@@ -11,12 +11,12 @@
 #include "cli/validate/collective_row.h"
 #include "cli/validate/validation_pairs.h"
 #include "core/adapters/adapted_model.h"
+#include "core/compiled/pointwise_fusion.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
-#include "core/compiled/pointwise_fusion.h"
 #include "sim/play/memory_interval.h"
 #include "sim/search/prepare_job.h"
 

@@ -5,12 +5,12 @@
 #include <utility>
 
 #include "core/adapters/adapted_model.h"
+#include "core/compiled/pointwise_fusion.h"
 #include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/saved_ops.h"
 #include "core/plan/units/differentiated.h"
 #include "core/plan/units/full_precision.h"
-#include "core/compiled/pointwise_fusion.h"
 #include "sim/schedule/schedule_search.h"
 
 namespace foreshard {

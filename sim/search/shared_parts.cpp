@@ -4,12 +4,12 @@
 #include <utility>
 
 #include "core/adapters/adapted_model.h"
+#include "core/compiled/pointwise_fusion.h"
 #include "core/job/optimizer_facts.h"
 #include "core/mesh/rank_model.h"
 #include "core/plan/build_plan.h"
 #include "core/plan/units/differentiated.h"
 #include "core/plan/units/full_precision.h"
-#include "core/compiled/pointwise_fusion.h"
 #include "sim/play/prepared_plan.h"
 #include "sim/schedule/schedule_search.h"
 #include "sim/search/auto_wrap.h"
