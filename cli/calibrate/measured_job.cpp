@@ -6,13 +6,12 @@
 
 #include "cli/calibrate/measured_run.h"
 #include "cli/calibrate/training_code.h"
+#include "sim/machine/profile.h"
 
 namespace foreshard::cli {
 namespace {
 
-// A card whose kernels became that much faster that its older rows have a profile of their own.
-constexpr const char* kFaster = "h100-sxm-80";
-constexpr const char* kBefore = "h100-sxm-80-2023";
+constexpr const char* kOld = "-2023";  // a card's profile with the kernels of then, where one is shipped
 
 constexpr std::int64_t kNumerator = 3;  // of 1/3: what recomputing everything adds to a step's operations
 
@@ -341,7 +340,8 @@ class JobWriter {
 
   void cluster() {
     ClusterOptions& cluster = made_.job.cluster;
-    cluster.profile = code_.old_kernels && run_.gpu == kFaster ? kBefore : run_.gpu;
+    const std::string old = run_.gpu + kOld;
+    cluster.profile = code_.old_kernels && load_profile(old) ? old : run_.gpu;
     cluster.world_size = run_.gpus;
     cluster.ranks_per_node = run_.gpus_per_node > 0 ? run_.gpus_per_node : 8;
     made_.network_gb_per_s = network_of(run_);

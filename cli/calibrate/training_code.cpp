@@ -28,7 +28,7 @@ constexpr Change kOneNorm{985, 202503};  // PyTorch's own from here on, and no c
 /// PyTorch's nightly builds from then on: "Ran reduce-scatter copy-in in default stream" (pytorch/pytorch#129721).
 constexpr Change kCopiesOnCompute{435, 202407};
 
-/// Hopper's rates in what was published before this month are a half to three quarters of what cards reach since
+/// Hopper's rates in what was published before this month are six to seven tenths of what cards reach since
 /// (profiles/h100-sxm-80-2023.toml).
 constexpr Change kNewKernels{435, 202407};
 

@@ -63,8 +63,9 @@ struct MadeAgain::Memory {
 
 /// What one operator does.
 struct MadeAgain::Made {
-  std::vector<std::int32_t> saved, dropped;  // slots that it makes: backward finds them, or not; imports let go of
-  bool once = false, product = false;        // it is never run twice; it reads memory
+  std::vector<std::int32_t> saved, dropped;  // slots that it makes: backward finds them, or not
+  bool once = false;                         // it is never run twice
+  bool product = false;                      // what its backward reads has to lie in memory
 };
 
 /// One segment's memories, by number; those that nothing of it touches are not there.
@@ -124,12 +125,12 @@ MadeAgain::Cut MadeAgain::cut(const SegmentRange& range, const SegmentTemplate& 
   const auto is_own = [count](const Kernel& kernel) {
     return kernel.model_op >= 0 && static_cast<std::size_t>(kernel.model_op) < count;
   };
-  for (const Kernel& kernel : segment.forward.kernels)  // a recomputation may leave out what it ends before
-    if (is_own(kernel)) {
-      Made& own = made[static_cast<std::size_t>(kernel.model_op)];
-      own.once = own.once || runs_once(kernel);
-      own.product = own.product || is_product(kernel);
-    }
+  for (const Kernel& kernel : segment.forward.kernels) {  // a recomputation may leave out what it ends before
+    if (!is_own(kernel)) continue;
+    Made& own = made[static_cast<std::size_t>(kernel.model_op)];
+    own.once = own.once || runs_once(kernel);
+    own.product = own.product || is_product(kernel);
+  }
   for (const Kernel& kernel : list.kernels) {
     for (std::int32_t e = kernel.before_begin; is_own(kernel) && e < kernel.before_end; ++e) {
       const MemoryEvent& event = list.events[static_cast<std::size_t>(e)];
@@ -142,7 +143,7 @@ MadeAgain::Cut MadeAgain::cut(const SegmentRange& range, const SegmentTemplate& 
   walk.place.assign(memory_.size(), -1);
   for (std::size_t i = 0; i < count; ++i) read(walk, i, begin + i, made[i]);
   note_imports(walk, list, begin, count);
-  return decide(walk, given_, segment.slots);
+  return decide(walk, segment.slots);
 }
 
 /// What the operator reads, keeps and makes.
@@ -198,17 +199,16 @@ void MadeAgain::note_imports(Walk& walk, const KernelList& list, std::size_t beg
 }
 
 /// The least that has to be saved to have the memory in backward, whose sum it returns; kNever: it cannot be had.
-Bytes MadeAgain::price(Walk& walk, std::size_t number, const std::vector<bool>& given, int far,
-                       std::vector<Memory*>& saved) {
-  if (walk.place[number] < 0) return given[number] ? 0 : kNever;
+Bytes MadeAgain::price(Walk& walk, std::size_t number, int far, std::vector<Memory*>& saved) const {
+  if (is_there(walk, number)) return 0;
+  if (walk.find(number) == nullptr) return kNever;
   Memory& memory = walk.at(number);
-  if (memory.there) return 0;
   const Bytes whole = memory.dropped.size() == 1 ? memory.bytes : kNever;
   Bytes parts = memory.once || memory.made < 0 || far == 0 ? kNever : 0;
   std::vector<Memory*> of_parts;
   for (const std::size_t source : memory.sources) {
     if (parts >= whole) break;
-    parts = std::min(kNever, parts + price(walk, source, given, far - 1, of_parts));
+    parts = std::min(kNever, parts + price(walk, source, far - 1, of_parts));
   }
   if (parts < whole) {
     saved.insert(saved.end(), of_parts.begin(), of_parts.end());
@@ -218,11 +218,30 @@ Bytes MadeAgain::price(Walk& walk, std::size_t number, const std::vector<bool>& 
   return whole;
 }
 
-MadeAgain::Cut MadeAgain::decide(Walk& walk, const std::vector<bool>& given, const std::vector<Slot>& slots) {
+bool MadeAgain::is_there(const Walk& walk, std::size_t number) const {
+  const Memory* const found = walk.find(number);
+  return found != nullptr ? found->there : given_[number];
+}
+
+/// Whether what it is made of can be saved for less than the memory itself; notes what.
+bool MadeAgain::save_instead(Walk& walk, const Memory& memory, const std::vector<Slot>& slots, Cut& cut) const {
+  std::vector<Memory*> saved;
+  Bytes needed = 0, own = 0;
+  for (const std::size_t source : memory.sources) needed = std::min(kNever, needed + price(walk, source, kFar, saved));
+  for (const std::int32_t slot : memory.slots) own += slots[static_cast<std::size_t>(slot)].bytes;
+  if (needed >= own) return false;
+  for (Memory* const instead : saved) {
+    if (!instead->there) cut.instead.emplace_back(instead->dropped.front(), memory.slots.front());
+    instead->there = true;
+  }
+  return true;
+}
+
+MadeAgain::Cut MadeAgain::decide(Walk& walk, const std::vector<Slot>& slots) const {
   std::vector<std::size_t> order;  // by what wrote it last: what it is made of stands before it
   for (std::size_t m = 0; m < walk.memories.size(); ++m) {
     Memory& memory = walk.memories[m];
-    if (memory.made < 0) memory.there = memory.kept || given[walk.numbers[m]];
+    if (memory.made < 0) memory.there = memory.kept || given_[walk.numbers[m]];
     if (memory.last >= 0) order.push_back(m);
   }
   std::stable_sort(order.begin(), order.end(),
@@ -232,28 +251,12 @@ MadeAgain::Cut MadeAgain::decide(Walk& walk, const std::vector<bool>& given, con
     Memory& memory = walk.memories[m];
     const bool wanted = memory.materialized || std::any_of(memory.twins.begin(), memory.twins.end(),
                                                            [&](std::size_t t) { return walk.find(t)->materialized; });
-    bool possible = !memory.once && std::all_of(memory.sources.begin(), memory.sources.end(), [&](std::size_t source) {
-      const Memory* const found = walk.find(source);
-      return found != nullptr ? found->there : given[source];
-    });
-    if (!possible && !wanted && !memory.once && memory.made >= 0 && !memory.slots.empty()) {
-      std::vector<Memory*> saved;
-      Bytes needed = 0;
-      for (const std::size_t source : memory.sources)
-        needed = std::min(kNever, needed + price(walk, source, given, kFar, saved));
-      Bytes own = 0;
-      for (const std::int32_t slot : memory.slots) own += slots[static_cast<std::size_t>(slot)].bytes;
-      if (needed < own) {
-        possible = true;
-        for (Memory* const instead : saved) {
-          if (!instead->there) cut.instead.emplace_back(instead->dropped.front(), memory.slots.front());
-          instead->there = true;
-        }
-      }
-    }
+    bool possible = !memory.once && std::all_of(memory.sources.begin(), memory.sources.end(),
+                                                [&](std::size_t source) { return is_there(walk, source); });
+    const bool saved = !memory.slots.empty() && memory.made >= 0;
+    if (saved && !possible && !wanted && !memory.once) possible = save_instead(walk, memory, slots, cut);
     memory.there = memory.there || possible || !memory.slots.empty();
-    if (possible && !wanted && memory.made >= 0)
-      cut.again.insert(cut.again.end(), memory.slots.begin(), memory.slots.end());
+    if (saved && possible && !wanted) cut.again.insert(cut.again.end(), memory.slots.begin(), memory.slots.end());
   }
   std::sort(cut.again.begin(), cut.again.end());
   cut.again.erase(std::unique(cut.again.begin(), cut.again.end()), cut.again.end());

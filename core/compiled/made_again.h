@@ -42,10 +42,11 @@ class MadeAgain {
   struct Walk;
   struct Made;
   void read(Walk& walk, std::size_t at, std::size_t op, const Made& made) const;
-  static Cut decide(Walk& walk, const std::vector<bool>& given, const std::vector<Slot>& slots);
   void note_imports(Walk& walk, const KernelList& list, std::size_t begin, std::size_t count) const;
-  static Bytes price(Walk& walk, std::size_t number, const std::vector<bool>& given, int far,
-                     std::vector<Memory*>& saved);
+  Cut decide(Walk& walk, const std::vector<Slot>& slots) const;
+  bool is_there(const Walk& walk, std::size_t number) const;
+  bool save_instead(Walk& walk, const Memory& memory, const std::vector<Slot>& slots, Cut& cut) const;
+  Bytes price(Walk& walk, std::size_t number, int far, std::vector<Memory*>& saved) const;
 
   const Model& model_;
   std::vector<std::size_t> memory_;              // by value: a number that views and writes in place have in common

@@ -150,22 +150,21 @@ KernelEvents* last_user(std::vector<KernelEvents>& back, std::int32_t slot) {
 }
 
 /// A storage that backward makes again lives until the next product has read it. In backward it is a part of the kernel
-/// that reads it, no product. False: it is the pass's result.
-bool make_again(const KernelList& made, std::vector<KernelEvents>& forth, std::vector<KernelEvents>& back,
+/// that reads it, no product. The pass's result stays.
+void make_again(const KernelList& made, std::vector<KernelEvents>& forth, std::vector<KernelEvents>& back,
                 std::int32_t slot) {
   const MemoryEvent allocation{slot, true}, release{slot, false};
   const auto maker = std::find_if(forth.begin(), forth.end(),
                                   [&](const KernelEvents& events) { return holds(events.before, allocation); });
-  if (maker == forth.end()) return false;
+  if (maker == forth.end()) return;
   auto product = static_cast<std::size_t>(maker - forth.begin()) + 1;
   while (product < made.kernels.size() && is_fusible(made.kernels[product])) ++product;
-  if (product == made.kernels.size()) return false;
+  if (product == made.kernels.size()) return;
   forth[product].after.push_back(release);
   for (KernelEvents& events : back) {
     std::erase(events.before, release);
     std::erase(events.after, release);
   }
-  return true;
 }
 
 /// A storage that was let go of in the pass lives until backward has used what is made of it.
@@ -181,8 +180,9 @@ void apply(const MadeAgain::Cut& cut, KernelList& made, KernelList& backward) {
   std::vector<KernelEvents> forth = events_by_kernel(made), back = events_by_kernel(backward);
   for (const std::int32_t slot : cut.again) {
     KernelEvents* const user = last_user(back, slot);
-    if (user == nullptr || !make_again(made, forth, back, slot)) continue;
-    for (const auto& [instead, of] : cut.instead)
+    if (user == nullptr) continue;
+    make_again(made, forth, back, slot);
+    for (const auto& [instead, of] : cut.instead)  // others may be made of it too
       if (of == slot) keep_until(forth, *user, instead);
   }
   put_events(made, forth);

@@ -193,9 +193,28 @@ TEST(PointwiseFusion, RandomNumbersAreNotDrawnTwice) {
   toy.input("x", {6, 4});
   toy.param("a", {4, 8});
   toy.op("aten.mm.default", {"x", "%a"}, {{"h", {6, 8}}});
-  toy.op("aten.native_dropout.default", {"h"}, {{"kept", {6, 8}}, {"mask", {6, 8}, DType::Bool}}, {{0.5}, {true}});
+  toy.op("aten.silu.default", {"h"}, {{"act", {6, 8}}});  // keeps the product, of which all could be made
+  toy.op("aten.native_dropout.default", {"act"}, {{"kept", {6, 8}}, {"mask", {6, 8}, DType::Bool}}, {{0.5}, {true}});
   toy.op("aten.sum.default", {"kept"}, {{"loss", {}}});
   EXPECT_THAT(made_again(toy.finish("loss")), IsEmpty());
+}
+
+TEST(PointwiseFusion, WhatASegmentIsGivenIsSavedForItsWiderCast) {  // a norm's input in 16 bits
+  testing::ToyProgram toy;
+  toy.input("x", {6, 4}, DType::BFloat16);
+  toy.param("a", {4, 512}, DType::BFloat16);
+  toy.op("aten.mm.default", {"x", "%a"}, {{"h", {6, 512}, DType::BFloat16}});
+  toy.op("aten._to_copy.default", {"h"}, {{"wide", {6, 512}}});
+  toy.op("aten.silu.default", {"wide"}, {{"act", {6, 512}}});  // keeps the cast
+  toy.op("aten.sum.default", {"act"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const std::vector<SegmentRange> cut{{0, 1}, {1, 4}};
+  const LoweredProgram lowered = lower(model, cut, trained(model), {}).value();
+  const auto& behind = lowered.templates[static_cast<std::size_t>(lowered.instances[1].lowered)];
+  const auto found = MadeAgain(model, trained(model)).cut(cut[1], behind);
+  EXPECT_EQ(found.again.size(), 1U);
+  ASSERT_EQ(found.instead.size(), 1U);
+  EXPECT_LT(found.instead[0].first, 0) << "an import";
 }
 
 TEST(PointwiseFusion, WhatIsMadeAgainIsNotHeldInBetween) {
