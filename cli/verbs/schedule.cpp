@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 
-#include <optional>
 #include <utility>
 
 #include "cli/console/progress_bar.h"
