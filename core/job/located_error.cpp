@@ -6,8 +6,9 @@ namespace foreshard {
 
 Error located(Error error, const LoadedJob& loaded) {
   if (!error.file.empty() || error.place.empty()) return error;
+  const std::string key = error.place.substr(0, error.place.find('['));  // of an entry of a list
   const auto value = std::find_if(loaded.values.begin(), loaded.values.end(),
-                                  [&](const EffectiveValue& each) { return each.key == error.place; });
+                                  [&](const EffectiveValue& each) { return each.key == key; });
   const std::string origin = value == loaded.values.end() ? "default" : value->origin;
   if (origin == "--set") {
     error.place = origin + " " + error.place;

@@ -468,6 +468,7 @@ TEST(JobFile, ErrorsOfPlanningAreLocatedWhereTheirKeyWasSet) {
   };
   EXPECT_EQ(at("mesh.tensor"), "job.toml|mesh.tensor (line 2)");
   EXPECT_EQ(at("mesh.context"), "|--set mesh.context");
+  EXPECT_EQ(at("mesh.context[0].x"), "|--set mesh.context[0].x");
   EXPECT_EQ(at("mesh.sequence_parallel"), "job.toml|mesh.sequence_parallel");
   EXPECT_EQ(at("layers.0.attention"), "job.toml|layers.0.attention");
   EXPECT_EQ(at("mesh.tensor", "other"), "other|mesh.tensor");
