@@ -1,6 +1,7 @@
 #include "sim/simulate.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <memory>
 #include <optional>
@@ -27,6 +28,14 @@ constexpr std::size_t kMostSettling = 64, kLeastSettling = 8;  // iterations bey
 constexpr std::size_t kSettlingInstructions = 65536;           // ... as many as these make
 
 Estimate around(double value, double interval) { return {value, value / (1 + interval), value * (1 + interval)}; }
+
+/// The same with another upper half.
+Estimate around(double value, double below, double above) { return {value, value / (1 + below), value * (1 + above)}; }
+
+BetweenNodes between_nodes(const NetworkUse& network) {
+  if (network.parts.empty()) return {};
+  return {network.busy(), network.exposed(), network.step_at_half()};
+}
 
 /// CUDA context and communicators; cuBLAS's workspaces come from the allocator. Wide: drivers and NCCL settings differ.
 Estimate memory_outside(const Plan& plan, const Job& job, const HardwareProfile& profile) {
@@ -400,20 +409,29 @@ class Simulation {
     return ranks;
   }
 
+  /// By what share a real step may be longer, nine times of ten: the profile's interval and, where nobody measured the
+  /// network, half of it, as errors that know nothing of each other.
+  double longer_by(double step) const {
+    const double slower = static_cast<double>(prediction_.between_nodes.step_at_half) / step - 1;
+    return std::hypot(profile_.interval, std::max(slower, 0.0));
+  }
+
   void speed() {
     if (prediction_.iterations.empty()) return;
     const double step = static_cast<double>(prediction_.iterations.back().step_time);
     if (step <= 0) return;
-    const double interval = profile_.interval;
-    prediction_.step_time_ns = around(step, interval);
+    if (!prediction_.unfinished)
+      prediction_.between_nodes = between_nodes(find_network_use(device_.activity, played_.back().begin, last_end_));
+    const double interval = profile_.interval, longer = longer_by(step);
+    prediction_.step_time_ns = around(step, interval, longer);
     const int micro_batches = plan_.iterations.empty() ? 1 : std::max(plan_.iterations.back().micro_batches, 1);
     const double tokens = static_cast<double>(model_.tokens_per_batch) * micro_batches * data_ranks();
-    prediction_.tokens_per_s = around(tokens / (step * 1e-9), interval);
+    prediction_.tokens_per_s = around(tokens / (step * 1e-9), longer, interval);
     if (!player_) return;
     const WorkCount& work = player_->work();
     prediction_.work = work.shares();
-    prediction_.mfu = around(work.least_ns() / step, interval);
-    prediction_.hfu = around((work.least_ns() + work.recomputed_least_ns()) / step, interval);
+    prediction_.mfu = around(work.least_ns() / step, longer, interval);
+    prediction_.hfu = around((work.least_ns() + work.recomputed_least_ns()) / step, longer, interval);
   }
 
   const RootStreams by_root_;

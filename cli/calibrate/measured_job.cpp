@@ -11,7 +11,9 @@
 namespace foreshard::cli {
 namespace {
 
-constexpr const char* kOld = "-2023";  // a card's profile with the kernels of then, where one is shipped
+// A card's profile with the kernels of then, and on a board of four cards, where one is shipped.
+constexpr const char* kOld = "-2023";
+constexpr const char* kBoardOfFour = "-x4";
 
 constexpr std::int64_t kNumerator = 3;  // of 1/3: what recomputing everything adds to a step's operations
 
@@ -340,8 +342,9 @@ class JobWriter {
 
   void cluster() {
     ClusterOptions& cluster = made_.job.cluster;
-    const std::string old = run_.gpu + kOld;
-    cluster.profile = code_.old_kernels && load_profile(old) ? old : run_.gpu;
+    const bool of_four = code_.boards_of_four || (run_.gpus_per_node == 4 && run_.gpus > 4);
+    const std::string other = code_.old_kernels ? run_.gpu + kOld : of_four ? run_.gpu + kBoardOfFour : run_.gpu;
+    cluster.profile = load_profile(other) ? other : run_.gpu;
     cluster.world_size = run_.gpus;
     cluster.ranks_per_node = run_.gpus_per_node > 0 ? run_.gpus_per_node : 8;
     made_.network_gb_per_s = network_of(run_);

@@ -123,13 +123,15 @@ TrainingCode training_code(const std::string& source, bool decoder) {
     return {.name = "torchtitan of an unknown time", .titan_model = decoder};
   }
   const int month = month_in(source);
+  const bool kempner = source.starts_with("KempnerForge");
   const bool transformers = source.find("atorch") != std::string::npos || source.starts_with("llama-cookbook");
   return {.name = transformers ? "Transformers" : "Transformers, for code of its own",
           // llm-foundry's fused loss works in place; other scripts name the logits until backward is over.
           .drops_logits = source.starts_with("llm-foundry"),
-          .tensor_plan = source.starts_with("KempnerForge") ? kempner_plan() : std::map<std::string, std::string>{},
+          .tensor_plan = kempner ? kempner_plan() : std::map<std::string, std::string>{},
           // The table of llm-foundry's README is of 2023.
-          .old_kernels = source.starts_with("llm-foundry") || (month > 0 && month < kNewKernels.month)};
+          .old_kernels = source.starts_with("llm-foundry") || (month > 0 && month < kNewKernels.month),
+          .boards_of_four = kempner};
 }
 
 }  // namespace foreshard::cli

@@ -20,8 +20,9 @@ struct TrainingCode {
   bool early_fsdp2 = false;  // FSDP2 copied gradients in on the reduction's stream (fsdp.quirks = "torch-2.4")
   bool notes_uses = false;   // collectives of tensor ranks keep blocks until the device has passed them (record_stream)
   bool head_unit = false;    // embedding and head are units; not the last block but the head stays gathered
-  bool chunked_loss = false;  // the configuration's own, where the row says no more than "chunked"
-  bool old_kernels = false;   // products and attention as cuBLAS and FlashAttention had them before mid-2024
+  bool chunked_loss = false;    // the configuration's own, where the row says no more than "chunked"
+  bool old_kernels = false;     // products and attention as cuBLAS and FlashAttention had them before mid-2024
+  bool boards_of_four = false;  // of its machine: four cards, joined pair by pair
   bool operator==(const TrainingCode&) const = default;
 };
 

@@ -97,6 +97,9 @@ void write_communication(JsonText& out, const Prediction& p) {
         .end_object();
   }
   out.end_array();
+  if (p.between_nodes.busy <= 0) return;
+  out.key("between_nodes").begin_object().field("busy_ns", p.between_nodes.busy);
+  out.field("exposed_ns", p.between_nodes.exposed).field("step_at_half_ns", p.between_nodes.step_at_half).end_object();
 }
 
 void write_remedy(JsonText& out, const Simulation& s) {

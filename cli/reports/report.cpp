@@ -59,7 +59,9 @@ class PredictionText : private TextLines {
   void communication();
   void plan();
   void warnings();
+  std::string board_of_four() const;
   void basis();
+  void network();
   void streams();
   void drawing(const std::string& heading, const StreamWindow& window);
   std::string interval(const std::string& low, const std::string& high) const {
@@ -381,9 +383,24 @@ void PredictionText::warnings() {
                     "written {2} export it in {1}, or set fsdp.mixed_precision.param",
                     dtype_short_name(s_.model.compute_dtype), dtype_short_name(*param), style_.unicode ? "→" : "->"));
   }
+  if (const std::string board = board_of_four(); !board.empty()) {
+    all.emplace_back("machine",
+                     fmt::format("nodes of four such cards have no switch as a rule, and two of them a third "
+                                 "of a card's links {} cluster.profile = \"{}\"",
+                                 style_.unicode ? "→" : "->", board));
+  }
   if (all.empty()) return;
   title("To know");
   for (const auto& [label, text] : all) wrapped(label, text);
+}
+
+/// The profile of the card on boards of four, where the job's nodes have four ranks and its profile has a switch.
+std::string PredictionText::board_of_four() const {
+  const ClusterOptions& cluster = s_.job.cluster;
+  if (cluster.ranks_per_node != 4 || cluster.world_size <= 4 || s_.profile.fabric != Fabric::Switch) return "";
+  const std::string board = s_.profile.id + "-x4";
+  const std::vector<std::string> known = known_profiles();
+  return std::find(known.begin(), known.end(), board) != known.end() ? board : "";
 }
 
 void PredictionText::basis() {
@@ -405,6 +422,7 @@ void PredictionText::basis() {
                                    s_.profile.sources.size(), names));
   }
   if (has_time()) row("intervals", "90 %: nine of ten real runs should fall inside");
+  network();
   if (s_.model.ops.empty()) {
     wrapped("no operators",
             "the model has no operator program: memory of activations and times of compute are not predicted");
@@ -429,6 +447,16 @@ void PredictionText::basis() {
     wrapped("loss",
             "assumed: the script's cross entropy of the first output, which it names until backward is over; "
             "model.loss says otherwise");
+}
+
+/// What the network between nodes is taken to give, where nobody has measured it and the step hangs on it.
+void PredictionText::network() {
+  const SimDuration at_half = p_.between_nodes.step_at_half;
+  if (!has_time() || static_cast<double>(at_half) < 1.02 * p_.step_time_ns.value) return;
+  wrapped("between nodes",
+          fmt::format("{:g} GB/s a card, not measured; at half of it a step would take about {}: the interval is wider "
+                      "for it",
+                      s_.profile.scale_out_gb_per_s, duration_text(static_cast<double>(at_half))));
 }
 
 void PredictionText::streams() {

@@ -39,6 +39,8 @@ A trailing `*` stands for the sizes of a sweep that are even powers of two. Fitt
   decides 8 GiB of C24, whose source does not say it: it is predicted with the default, several, and its interval holds both.
 - **Tensor ranks before April 2024** (C09): NCCL's process groups noted uses (record_stream), so that what collectives touched stayed
   until the device had passed it, up to three times what is allocated. How much depends on how far the host runs ahead; not counted.
+- **The network between nodes** is a usual node's or the row's, and what it reaches is its rings'. The source of K14 and K20 says 400 Gb/s
+  a card and measured 14 to 19 GB/s in its gathers and reductions; where half of it would make a step longer, its interval holds that.
 - **Adapters in fused kernels** (U13, U16): NeMo Automodel's LoRA runs in kernels of its own, and its tensor parallelism is asynchronous;
   adapters are predicted as PEFT's layers, each an operator, and the collectives as they come.
 - **Captured graphs without a compile backend** (G11, G15) run decomposed operators one by one: they are slower than eager kernels.

@@ -40,6 +40,7 @@ struct CollectiveRun {
   std::int32_t instruction = -1;
   bool on_compute = false;       // ran on the compute stream itself
   bool after_host_wait = false;  // the host had been blocked right before it was issued (limiter)
+  double at_half = 0;  // times as long where the network between nodes gives half; 0: inside a node, or measured
 };
 
 struct Activity {

@@ -1,25 +1,18 @@
 #include "sim/machine/profile.h"
 
-#include <unistd.h>
-
 #include <toml++/toml.h>
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <optional>
-#include <sstream>
 #include <utility>
 
 #include "sim/machine/profile_keys.h"
+#include "sim/machine/profile_table.h"
 
 namespace foreshard {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr std::array<std::string_view, 4> kLevels{"datasheet", "published", "microbenchmark", "measured-step"};
 constexpr double kLargest = 1e15;  // no rate, bandwidth, time or size of a machine is beyond it
@@ -35,7 +28,6 @@ constexpr std::array<std::string_view, kTensorWorks> kTensorWork{"copy", "fill",
                                                                  "join", "norm", "adamw", "sgd"};
 constexpr std::array<std::string_view, 5> kFabrics{"switch", "mesh", "cube-mesh", "pairs", "host"};
 constexpr double kMostCards = 1024;  // joined by one fabric
-constexpr std::uintmax_t kLargestFile = 1 << 20;
 
 /// Reads one profile; the first thing that is wrong is kept and ends the reading.
 class Reader {
@@ -44,8 +36,8 @@ class Reader {
 
   Result<HardwareProfile> read() {
     check_keys(root_, "",
-               {"schema", "id", "kind", "level", "interval", "peak_tflops", "gemm_tflops", "vector_tflops", "device",
-                "host", "links", "extra", "sources", "operators", "collectives", "work", "calibration"});
+               {"schema", "base", "id", "kind", "level", "interval", "peak_tflops", "gemm_tflops", "vector_tflops",
+                "device", "host", "links", "extra", "sources", "operators", "collectives", "work", "calibration"});
     const std::string schema = text(root_, "", "schema");
     if (!error_ && schema != "foreshard.profile/1") {
       wrong(ErrorCode::Unsupported, "schema", "foreshard.profile/1", schema, "");
@@ -199,7 +191,7 @@ class Reader {
       known.push_back("generation");
       return generation(rows);
     }
-    known.insert(known.end(), {"fabric", "cards", "rails", "ring_share", "switch_sum_share"});
+    known.insert(known.end(), {"fabric", "cards", "pair_links", "rails", "ring_share", "switch_sum_share"});
     if (profile_.kind == "gpu" && !architecture_said_) {
       return wrong(ErrorCode::MissingKey, "device.architecture", "sm_90, gfx942, ...", "nothing", "");
     }
@@ -212,6 +204,7 @@ class Reader {
       return rows.contains(key) ? number(rows, "links", key, low, high) : otherwise;
     };
     profile_.cards = static_cast<int>(optional("cards", 1, kMostCards, profile_.cards));
+    profile_.pair_links = static_cast<int>(optional("pair_links", 1, kMostCards, profile_.pair_links));
     profile_.rails = static_cast<int>(optional("rails", 1, kMostCards, profile_.cards));
     profile_.ring_share = optional("ring_share", 1e-3, 2, profile_.ring_share);
     profile_.switch_sum_share = optional("switch_sum_share", 0, 2, profile_.switch_sum_share);
@@ -406,39 +399,6 @@ class Reader {
   std::optional<Error> error_;
 };
 
-/// Where profiles lie, most specific first.
-std::vector<fs::path> profile_folders() {
-  std::vector<fs::path> folders;
-  if (const char* given = std::getenv("FORESHARD_PROFILES"); given != nullptr && *given != '\0')
-    folders.emplace_back(given);
-  std::array<char, 4096> self{};
-  const ssize_t length = readlink("/proc/self/exe", self.data(), self.size() - 1);
-  if (length > 0) {
-    // build/PRESET/bin/foreshard in a checkout, PREFIX/bin/foreshard when installed.
-    fs::path folder = fs::path(std::string(self.data(), static_cast<std::size_t>(length))).parent_path();
-    folders.push_back(folder / "../share/foreshard/profiles");
-    for (int up = 0; up < 5; ++up, folder = folder.parent_path()) folders.push_back(folder / "profiles");
-  }
-  return folders;
-}
-
-Result<std::string> read_file(const fs::path& file) {
-  std::error_code code;
-  const std::uintmax_t size = fs::file_size(file, code);
-  if (code)
-    return fail({ErrorCode::NotFound, "the file cannot be read", file.string(), "", "a file", code.message(), ""});
-  if (size > kLargestFile) {
-    return fail({ErrorCode::TooLarge, "a profile is a small file", file.string(), "", "at most 1 MiB",
-                 std::to_string(size) + " bytes", ""});
-  }
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  text << in.rdbuf();
-  if (!in)
-    return fail({ErrorCode::NotFound, "the file cannot be read", file.string(), "", "a readable file", "an error", ""});
-  return text.str();
-}
-
 }  // namespace
 
 HardwareProfile::HardwareProfile() = default;
@@ -453,52 +413,8 @@ std::string_view tensor_work_name(TensorWork work) { return kTensorWork[static_c
 std::string_view fabric_name(Fabric fabric) { return kFabrics[static_cast<std::size_t>(fabric)]; }
 std::string_view calibration_level_name(CalibrationLevel level) { return kLevels[static_cast<std::size_t>(level)]; }
 
-Result<HardwareProfile> parse_profile(const std::string& text, const std::string& file) {
-  toml::table root;
-  try {
-    root = toml::parse(text);
-  } catch (const toml::parse_error& e) {
-    std::ostringstream place;
-    place << "line " << e.source().begin.line << ", column " << e.source().begin.column;
-    return fail({ErrorCode::BadSyntax, "the text is no TOML", file, place.str(), "a TOML document",
-                 std::string(e.description()), ""});
-  }
+Result<HardwareProfile> read_profile(const toml::table& root, const std::string& file) {
   return Reader(root, file).read();
-}
-
-Result<HardwareProfile> load_profile(const std::string& id_or_path) {
-  std::error_code ignored;
-  if (id_or_path.find('/') != std::string::npos || id_or_path.ends_with(".toml")) {
-    const auto text = read_file(id_or_path);
-    if (!text) return fail(text.error());
-    return parse_profile(*text, id_or_path);
-  }
-  for (const fs::path& folder : profile_folders()) {
-    const fs::path file = folder / (id_or_path + ".toml");
-    if (!fs::is_regular_file(file, ignored)) continue;
-    const auto text = read_file(file);
-    if (!text) return fail(text.error());
-    return parse_profile(*text, file.string());
-  }
-  std::string list;
-  for (const std::string& id : known_profiles()) list += (list.empty() ? "" : ", ") + id;
-  return fail({ErrorCode::NotFound, "there is no such hardware profile", "", "cluster.profile",
-               list.empty() ? "a profile file" : "one of " + list, id_or_path,
-               "give the path of a TOML file, or set FORESHARD_PROFILES to the folder that holds the profiles"});
-}
-
-std::vector<std::string> known_profiles() {
-  std::vector<std::string> ids;
-  std::error_code ignored;
-  for (const fs::path& folder : profile_folders()) {
-    if (!fs::is_directory(folder, ignored)) continue;
-    for (const fs::directory_entry& entry : fs::directory_iterator(folder, ignored)) {
-      if (entry.path().extension() == ".toml") ids.push_back(entry.path().stem().string());
-    }
-  }
-  std::sort(ids.begin(), ids.end());
-  ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
-  return ids;
 }
 
 }  // namespace foreshard

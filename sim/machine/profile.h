@@ -77,7 +77,7 @@ inline constexpr const char* kBackwardOpNs = "backward_op_ns";
 /// How the cards of a node reach each other.
 enum class Fabric : std::uint8_t {
   Switch,    // each card has all of its links to every other one
-  Mesh,      // one link between any two cards (xGMI)
+  Mesh,      // one link between any two cards (xGMI), or several (boards of four cards without a switch)
   CubeMesh,  // DGX-1: six links a card, none to three of the others
   Pairs,     // bridges join two cards, pairs meet over the host
   Host,      // PCIe alone
@@ -121,6 +121,7 @@ struct HardwareProfile {
   // Links between ranks; see sim/network/collectives.h for the model.
   Fabric fabric = Fabric::Switch;
   int cards = 8;                    // of a node, joined by the fabric
+  int pair_links = 1;               // of a mesh: between any two cards
   int rails = 8;                    // network ports of a node; together scale_out_gb_per_s for each card
   double scale_up_gb_per_s = 0.0;   // per direction and GPU
   double scale_out_gb_per_s = 0.0;  // per GPU
@@ -149,7 +150,8 @@ struct HardwareProfile {
   bool operator==(const HardwareProfile&) const = default;
 };
 
-/// `text` is a profile id of profiles/ or a path to a file. Errors name file, key, expected, got.
+/// A profile id of profiles/ or a path to a file. What it does not say, the profile that its key `base` names does.
+/// Errors name file, key, expected, got.
 Result<HardwareProfile> load_profile(const std::string& id_or_path);
 /// The same file again: parse_profile(profile_text(p)) == p.
 std::string profile_text(const HardwareProfile& profile);

@@ -80,6 +80,7 @@ std::string profile_text(const HardwareProfile& p) {
       rows.insert("channels", p.channels);
       rows.insert("fabric", fabric_name(p.fabric));
       rows.insert("cards", p.cards);
+      if (p.pair_links != 1) rows.insert("pair_links", p.pair_links);
       rows.insert("rails", p.rails);
       rows.insert("ring_share", p.ring_share);
       rows.insert("switch_sum_share", p.switch_sum_share);

@@ -84,9 +84,10 @@ int rings_through(const LinkGraph& links, int ranks) {
   return 2 * RingSearch(links, ranks).count();
 }
 
-int rings_of_full_mesh(int ranks) {
+int rings_of_full_mesh(int ranks, int links) {
   if (ranks < 2) return 0;
-  return ranks == 4 || ranks == 6 ? ranks - 2 : ranks - 1;
+  const int left = (ranks == 4 || ranks == 6) && links % 2 == 1 ? 1 : 0;
+  return (ranks - 1) * links - left;
 }
 
 std::optional<double> share_of_rings(const HardwareProfile& profile, int ranks) {
@@ -95,8 +96,10 @@ std::optional<double> share_of_rings(const HardwareProfile& profile, int ranks) 
     case Fabric::Switch:
     case Fabric::Host: return std::nullopt;
     case Fabric::Pairs: return ranks <= 2 ? 1.0 : 0.0;
-    case Fabric::Mesh:
-      return share(rings_of_full_mesh(std::min(ranks, profile.cards)), std::max(rings_of_full_mesh(profile.cards), 1));
+    case Fabric::Mesh: {
+      const auto rings = [&](int cards) { return rings_of_full_mesh(cards, profile.pair_links); };
+      return share(rings(std::min(ranks, profile.cards)), std::max(rings(profile.cards), 1));
+    }
     case Fabric::CubeMesh: {
       const LinkGraph links = cube_mesh();
       const int cards = static_cast<int>(links.size());

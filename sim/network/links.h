@@ -20,9 +20,9 @@ LinkGraph cube_mesh();
 
 /// How many rings, each in its direction, go through all of the first `ranks` cards without sharing a link's direction.
 int rings_through(const LinkGraph& links, int ranks);
-/// The same where each card has one link to each other one: a complete directed graph falls into n - 1 rings, of four
-/// and of six cards into one less (Tillson 1980).
-int rings_of_full_mesh(int ranks);
+/// The same where each card has so many links to each other one: a complete directed graph falls into n - 1 rings, of
+/// four and of six cards into one less (Tillson 1980); two of them lie in rings without a rest.
+int rings_of_full_mesh(int ranks, int links);
 
 /// Of what the rings of a whole node carry, the share of a group of `ranks` of its cards, the first ones. 0: they reach
 /// each other over the host alone. nullopt: the cards are behind a switch or on the host's links, and each has its own

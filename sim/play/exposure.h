@@ -1,5 +1,5 @@
-// Exposed communication: the time in which a collective runs while the compute stream stands idle, and what made it so.
-// A pure function of what has run.
+// Exposed communication: the time in which a collective runs while the compute stream stands idle, and what made it so;
+// and what of it hangs on the network between nodes. Pure functions of what has run.
 #pragma once
 
 #include <vector>
@@ -9,6 +9,25 @@
 #include "sim/play/prediction.h"
 
 namespace foreshard {
+
+/// What collectives between nodes take of a forward, or of a backward, until those of the next begin.
+struct NetworkPart {
+  SimDuration length = 0;
+  SimDuration busy = 0;     // at least one of them runs
+  SimDuration exposed = 0;  // ... while the compute stream stands idle, or on that stream
+  double at_half = 1;       // they take so many times as long where the network gives half
+};
+
+/// The same of a step. Nothing before the first of them and behind the last can hide one: `apart`.
+struct NetworkUse {
+  std::vector<NetworkPart> parts;
+  SimDuration apart = 0;
+
+  SimDuration busy() const, exposed() const;
+  /// What the step would take where the network gives half: in each part what is exposed grows with them, and a network
+  /// that never rests bounds it.
+  SimDuration step_at_half() const;
+};
 
 struct Exposure {
   SimDuration exposed = 0;       // each instant counts once, however many collectives run
@@ -24,5 +43,8 @@ struct Exposure {
 /// backward kernel), compute_stream (ran on the compute stream itself), bandwidth (the link is the bottleneck: the
 /// rest).
 Exposure find_exposure(const Activity& activity, SimTime begin, SimTime end);
+
+/// Of the same window, what runs between nodes (CollectiveRun::at_half); nothing on a machine that was measured.
+NetworkUse find_network_use(const Activity& activity, SimTime begin, SimTime end);
 
 }  // namespace foreshard

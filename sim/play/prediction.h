@@ -115,6 +115,15 @@ struct OutOfMemory {
   Bytes requested = 0, free = 0;
 };
 
+/// Collectives between nodes in the steady step, where the profile is of no measured machine. What a network gives is
+/// the least known of a machine that was not measured: ports are shared, paths cross. K14's source
+/// (validation/open.csv) measured 14 to 19 GB/s of 50.
+struct BetweenNodes {
+  SimDuration busy = 0;          // at least one of them runs; 0: there are none
+  SimDuration exposed = 0;       // ... and nothing is computed
+  SimDuration step_at_half = 0;  // the step, about, where the network gives half
+};
+
 /// Exposed communication by what made it so.
 struct ExposedCause {
   std::string cause;  // "first_gather", "bandwidth", "host", "limiter", "tail", ...
@@ -136,6 +145,7 @@ struct Prediction {
   PeakMemory memory;
   std::vector<CommResult> comm;
   std::vector<ExposedCause> exposed;
+  BetweenNodes between_nodes;
   CalibrationLevel level = CalibrationLevel::Datasheet;
   std::vector<std::string> unknown_ops;
   Lifetimes lifetimes = Lifetimes::Built;  // the model's: until when values are named

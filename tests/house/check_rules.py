@@ -22,7 +22,8 @@ THIRD_PARTIES = {
     r"boost/": ["core/plan/checks/plan_dag.cpp", "tests/"],
     r"(torch|ATen|c10|nccl|cuda|cupti)": ["exec/", "shadow/device/", "tests/exec/"],
     r"Q[A-Z]|Qt": ["gui/view/", "gui/main.cpp", "tests/gui/"],  # gui/models knows no widgets and is built without Qt
-    r"toml\+\+": ["core/job/", "sim/machine/profile.cpp", "sim/machine/profile_text.cpp", "tests/"],
+    r"toml\+\+": ["core/job/", "sim/machine/profile.cpp", "sim/machine/profile_file.cpp", "sim/machine/profile_table.h",
+                 "sim/machine/profile_text.cpp", "tests/"],
     r"yaml\.h": ["core/job/import/"],
     r"CLI/": ["cli/"],
 }

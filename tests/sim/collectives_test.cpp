@@ -213,8 +213,11 @@ TEST(Collectives, WithoutASwitchAPartOfTheCardsHasTheRingsThroughThem) {
   EXPECT_EQ(rings_through(cube_mesh(), 4), 4);
   EXPECT_EQ(rings_through(cube_mesh(), 2), 1);
   EXPECT_EQ(rings_through(cube_mesh(), 5), 0) << "the fifth card has links to the first alone";
-  EXPECT_EQ(rings_of_full_mesh(8), 7);
-  EXPECT_EQ(rings_of_full_mesh(2), 1);
+  EXPECT_EQ(rings_of_full_mesh(8, 1), 7);
+  EXPECT_EQ(rings_of_full_mesh(4, 1), 2);
+  EXPECT_EQ(rings_of_full_mesh(4, 3), 8);
+  EXPECT_EQ(rings_of_full_mesh(4, 6), 18) << "all links of an H100 on a board of four";
+  EXPECT_EQ(rings_of_full_mesh(2, 1), 1);
   const auto rate = [](const char* card, int ranks) {  // of a large gather, what a card takes in
     const double us = estimate_collective(*load_profile(card), CollectiveKind::AllGather, {ranks, 1}, 4096 * kMiB).us;
     return 4096.0 * kMiB * (ranks - 1) / ranks / us;
@@ -222,6 +225,7 @@ TEST(Collectives, WithoutASwitchAPartOfTheCardsHasTheRingsThroughThem) {
   EXPECT_NEAR(rate("v100-sxm", 4) / rate("v100-sxm", 8), 4.0 / 6, 0.02);
   EXPECT_NEAR(rate("v100-sxm", 2) / rate("v100-sxm", 8), 1.0 / 6, 0.02);
   EXPECT_NEAR(rate("mi300x", 2) / rate("mi300x", 8), 1.0 / 7, 0.02);
+  EXPECT_NEAR(rate("h200-sxm-141-x4", 2) / rate("h200-sxm-141-x4", 4), 1.0 / 3, 0.02);
   EXPECT_LT(rate("v100-sxm", 5), rate("v100-sxm", 2)) << "over the host";
   EXPECT_GT(rate("h100-sxm-80", 2) / rate("h100-sxm-80", 8), 0.7) << "behind a switch";
 }

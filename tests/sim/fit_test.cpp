@@ -199,6 +199,9 @@ TEST_F(FitTest, ErrorsNameThePlace) {
 
 TEST(Gpus, AreReadAsPeopleWriteThem) {
   const auto read = [](const char* text) { return parse_gpus(text).value_or(Gpus{}); };
+  EXPECT_EQ(read("8xh200").profile, "h200-sxm-141") << "not the card on another board";
+  EXPECT_EQ(read("8xh100-sxm").profile, "h100-sxm-80");
+  EXPECT_EQ(read("2x4xh200-sxm-141-x4").profile, "h200-sxm-141-x4");
   EXPECT_EQ(read("8xh100-sxm-80"), (Gpus{8, 8, "h100-sxm-80"}));
   EXPECT_EQ(read("2x4xh100-sxm-80"), (Gpus{8, 4, "h100-sxm-80"}));
   EXPECT_EQ(read("64xh100-sxm-80"), (Gpus{64, 8, "h100-sxm-80"}));

@@ -2,8 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <fstream>
 #include <sstream>
+
+#include "sim/network/links.h"
+#include "tests/support/temporary_path.h"
 
 namespace foreshard {
 namespace {
@@ -98,6 +102,59 @@ TEST(Profile, AFileFromBeforeFabricsMeansWhatItMeant) {
   const auto again = parse_profile(profile_text(*mesh), "again.toml");
   ASSERT_TRUE(again.has_value()) << to_text(again.error());
   EXPECT_EQ(*again, *mesh);
+}
+
+TEST(Profile, WhatAFileDoesNotSayItsBaseDoes) {
+  const auto card = load_profile("h100-sxm-80");
+  const auto ours = parse_profile(
+      "schema = \"foreshard.profile/1\"\nbase = \"h100-sxm-80\"\nid = \"ours\"\n[links]\nscale_out_gb_per_s = 25\n"
+      "[gemm_tflops]\nbfloat16 = 700\n[sources]\nscale_out_gb_per_s = \"measured\"\n",
+      "ours.toml");
+  ASSERT_TRUE(ours.has_value()) << to_text(ours.error());
+  HardwareProfile expected = *card;
+  expected.id = "ours";
+  expected.scale_out_gb_per_s = 25;
+  expected.gemm_tflops[DType::BFloat16] = 700;
+  expected.sources["scale_out_gb_per_s"] = "measured";
+  expected.sources.erase("gemm_tflops");  // the base's are of other numbers
+  expected.sources.erase("id");
+  EXPECT_EQ(*ours, expected);
+}
+
+TEST(Profile, ABaseThatIsNotThereOrIsTheFileItselfIsNamed) {
+  const auto error_of = [](const std::string& base, const std::string& file) {
+    const auto read = parse_profile("schema = \"foreshard.profile/1\"\nid = \"x\"\nbase = " + base + "\n", file);
+    EXPECT_FALSE(read.has_value());
+    return read ? Error{} : read.error();
+  };
+  const Error none = error_of("\"h100-sxm-800\"", "ours.toml");
+  EXPECT_EQ(none.code, ErrorCode::NotFound);
+  EXPECT_EQ(none.file, "ours.toml");
+  EXPECT_EQ(none.place, "base");
+  EXPECT_EQ(error_of("8", "ours.toml").code, ErrorCode::WrongType);
+  const std::string path = testing::temporary_path("circle.toml");
+  std::ofstream(path) << "schema = \"foreshard.profile/1\"\nid = \"x\"\nbase = \"" << path << "\"\n";
+  const auto circle = load_profile(path);
+  ASSERT_FALSE(circle.has_value());
+  EXPECT_EQ(circle.error().code, ErrorCode::OutOfRange);
+  EXPECT_EQ(circle.error().place, "base");
+  std::remove(path.c_str());
+}
+
+TEST(Profile, ABoardOfFourHasAThirdOfItsLinksBetweenTwoCards) {
+  for (const char* id : {"h200-sxm-141", "h100-sxm-80", "a100-sxm-80", "a100-sxm-40"}) {
+    const auto whole = load_profile(id), four = load_profile(std::string(id) + "-x4");
+    ASSERT_TRUE(whole.has_value() && four.has_value()) << id;
+    EXPECT_EQ(four->fabric, Fabric::Mesh);
+    EXPECT_EQ(four->cards, 4);
+    EXPECT_EQ(four->rails, 4) << "a port a card";
+    EXPECT_DOUBLE_EQ(share_of_rings(*four, 2).value_or(0), 1.0 / 3) << id;
+    EXPECT_DOUBLE_EQ(share_of_rings(*four, 4).value_or(0), 1.0) << id;
+    EXPECT_EQ(four->gemm_tflops, whole->gemm_tflops);
+    const auto again = parse_profile(profile_text(*four), "again.toml");
+    ASSERT_TRUE(again.has_value()) << to_text(again.error());
+    EXPECT_EQ(*again, *four);
+  }
 }
 
 TEST(Profile, AHostSaysHowItsCollectivesSpread) {

@@ -61,18 +61,35 @@ PlayedCollectives::PlayedCollectives(PlayContext& context, StreamOrder& order)
 
 // ------------------------------------------------------------------------------------------------ of the plan
 
-SimDuration PlayedCollectives::duration_of(const Instruction& i) {
-  const GroupPlacement placement = communicators_[i.communicator.index()].placement;
-  const CollectiveKind kind = collective_kind(i.kind);
-  const Bytes bytes = instruction_bytes(i);
-  for (const KnownDuration& known : durations_) {
-    if (known.bytes == bytes && known.kind == kind && known.placement == placement) return known.time;
+PlayedCollectives::KnownDuration& PlayedCollectives::known(CollectiveKind kind, const GroupPlacement& placement,
+                                                           Bytes bytes) {
+  for (KnownDuration& one : durations_) {
+    if (one.bytes == bytes && one.kind == kind && one.placement == placement) return one;
   }
   const HardwareProfile& profile = context_.device.profile;
   SimDuration time = collective_time(profile, kind, placement, bytes);
   if (symmetric_memory()) time = std::max(time / 2, time - saved_by_symmetric_memory(profile, kind, placement, bytes));
   durations_.push_back({kind, placement, bytes, time});
-  return durations_.back().time;
+  return durations_.back();
+}
+
+SimDuration PlayedCollectives::duration_of(const Instruction& i) {
+  return known(collective_kind(i.kind), communicators_[i.communicator.index()].placement, instruction_bytes(i)).time;
+}
+
+double PlayedCollectives::at_half(CollectiveKind kind, const GroupPlacement& placement, Bytes bytes) {
+  const HardwareProfile& profile = context_.device.profile;
+  if (placement.nodes <= 1 || profile.level >= CalibrationLevel::Microbenchmark) return 0;
+  KnownDuration& one = known(kind, placement, bytes);
+  if (one.at_half >= 0) return one.at_half;
+  if (!half_) {
+    half_ = profile;
+    half_->scale_out_gb_per_s /= 2;
+  }
+  const auto alone = static_cast<double>(collective_time(profile, kind, placement, bytes));
+  const auto slower = static_cast<double>(collective_time(*half_, kind, placement, bytes));
+  one.at_half = alone > 0 ? std::max(slower / alone, 1.0) : 1.0;
+  return one.at_half;
 }
 
 CollectiveMeeting PlayedCollectives::offer(const Instruction& i) {
@@ -108,6 +125,7 @@ void PlayedCollectives::play(const Instruction& i) {
   CollectiveRun kept{run.start, run.end, what.bytes, i.kind, i.phase, context_.instruction()};
   kept.on_compute = i.stream == Stream::D;
   kept.after_host_wait = order_.take_host_waited();
+  kept.at_half = at_half(collective_kind(i.kind), communicator.placement, what.bytes);
   device.activity.collectives.push_back(kept);
 }
 
@@ -148,8 +166,9 @@ void PlayedCollectives::play_kernel(const Kernel& kernel, std::int32_t of, SimDu
   device.clock.host_cost(3 * call);
   device.clock.stream_wait(index_of(Stream::D), device.clock.record(index_of(Stream::M)));
   device.interference.collective(run.start, run.end);
-  device.activity.collectives.push_back(
-      {run.start, run.end, what.bytes, instruction_of(kernel.collective), what.phase, what.instruction});
+  CollectiveRun kept{run.start, run.end, what.bytes, instruction_of(kernel.collective), what.phase, what.instruction};
+  kept.at_half = at_half(kind_of_collective(kernel.collective), communicator.placement, kernel.vector_bytes);
+  device.activity.collectives.push_back(kept);
 }
 
 }  // namespace foreshard

@@ -2,6 +2,7 @@
 // two overlap (R4). Ranks that wait for each other agree here on when one starts. Part of one PlanPlayer.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "sim/network/collectives.h"
@@ -53,14 +54,18 @@ class PlayedCollectives {
     GroupPlacement placement;
     Bytes bytes = 0;
     SimDuration time = 0;
+    double at_half = -1;  // CollectiveRun's; -1: not asked for yet
   };
   SimDuration duration_of(const Instruction& i);
+  KnownDuration& known(CollectiveKind kind, const GroupPlacement& placement, Bytes bytes);
+  double at_half(CollectiveKind kind, const GroupPlacement& placement, Bytes bytes);
   bool symmetric_memory() const { return context_.job.fsdp.symmetric_memory; }
 
   PlayContext& context_;
   StreamOrder& order_;
   std::vector<PlacedCommunicator> communicators_;  // by CommunicatorId
   std::vector<KnownDuration> durations_;           // a plan has few kinds of them
+  std::optional<HardwareProfile> half_;            // the machine with half of its network
   std::vector<std::int32_t> gathered_from_;        // by unit
   bool met_ = false;
   SimTime agreed_start_ = 0;
