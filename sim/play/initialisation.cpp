@@ -7,6 +7,7 @@
 #include "core/plan/units/full_precision.h"
 #include "core/plan/units/module_tree.h"
 #include "core/plan/units/unit_params.h"
+#include "sim/play/cut_on_device.h"
 
 namespace foreshard {
 namespace {
@@ -66,11 +67,6 @@ bool make_buffers(Device& device, const Model& model, const Job& job, std::vecto
                      [&](const BufferInfo& buffer) { return make_buffer(device, model, buffer, job, buffers); });
 }
 
-Bytes param_bytes(const Model& model, ParamId id) {
-  const ParamInfo& param = model.params[id.index()];
-  return numel_of(param.shape) * itemsize(param.dtype);
-}
-
 /// One tensor of the whole model: a parameter, or (invalid) a buffer.
 struct Member {
   ParamId param;
@@ -99,21 +95,27 @@ std::vector<Member> members_of(const Model& model) {
 bool make_whole(Device& device, const Model& model, const Job& job, MemoryCategory category,
                 std::vector<BlockHandle>& full, std::vector<ResidentBuffer>& buffers) {
   std::vector<BlockHandle> tied;
+  const std::vector<ParamId> untied = untied_from(model);
   for (const Member& member : members_of(model)) {
     if (member.buffer != nullptr) {
       if (!make_buffer(device, model, *member.buffer, job, buffers)) return false;
       continue;
     }
-    const BlockHandle block = device.book.allocate(param_bytes(model, member.param), kCompute, category);
+    const BlockHandle block = device.book.allocate(made_bytes(model, member.param, job), kCompute, category);
     if (block == kNoBlock) return false;
-    BlockHandle& kept = full[model.storage_of(member.param).index()];
+    if (makes_whole(job) && untied[member.param.index()].valid()) {
+      tied.push_back(block);
+      continue;
+    }
+    const bool later = makes_whole(job) && is_tied_later(model, member.param, job);
+    BlockHandle& kept = full[later ? member.param.index() : model.storage_of(member.param).index()];
     if (kept == kNoBlock)
       kept = block;
     else
       tied.push_back(block);
   }
   for (const BlockHandle block : tied) device.book.free(block);
-  return true;
+  return !makes_whole(job) || cut_whole(device, model, job, untied, full);
 }
 
 /// I4: modules breadth first, nested units left out.
@@ -157,7 +159,7 @@ class Fsdp1Wrapping {
         original_(model.params.size(), kNoBlock) {}
 
   bool wrap() {
-    const bool whole = job_.cluster.init == "device";
+    const bool whole = is_made_before(job_);
     if (whole && !make_whole(device_, model_, job_, MemoryCategory::Temporaries, original_, buffers_)) return false;
     for (std::size_t p = 0; p < unmanaged_.size(); ++p) {  // the script makes them before it wraps
       if (!unmanaged_[p]) continue;
@@ -196,7 +198,7 @@ class Fsdp1Wrapping {
 
   bool wrap_unit(const PlanUnit& unit) {
     const Bytes element = itemsize(unit.orig_dtype);
-    if (job_.cluster.init != "device" && !materialise(unit)) return false;
+    if (!is_made_before(job_) && !materialise(unit)) return false;
     if (unit.params.empty()) return true;
     const bool sharded = unit.strategy != Strategy::NoShard && unit.shard_size > 1;
     const BlockHandle flat = device_.book.allocate(
@@ -213,7 +215,7 @@ class Fsdp1Wrapping {
     } else if (job_.fsdp.cpu_offload) {
       buffers_.push_back({flat, unit.flat_numel, unit.orig_dtype, true});
     }
-    if (!job_.fsdp.use_orig_params && job_.cluster.init != "device") return true;
+    if (!job_.fsdp.use_orig_params && !is_made_before(job_)) return true;
     for (const ParamId param : unit.params) {
       device_.book.free(std::exchange(original_[model_.storage_of(param).index()], kNoBlock));
     }
@@ -263,9 +265,9 @@ class Fsdp2Wrapping {
   }
 
   bool wrap() {
-    const bool made = job_.cluster.init == "host"     ? cut_from_host()
-                      : job_.cluster.init == "device" ? cut()
-                                                      : model_.modules.empty() || move(ModuleId(std::size_t{0}));
+    const bool made = job_.cluster.init == "host" ? cut_from_host()
+                      : is_made_before(job_)      ? cut()
+                                                  : model_.modules.empty() || move(ModuleId(std::size_t{0}));
     if (made) drop_tied();
     return made;
   }
@@ -346,10 +348,15 @@ class Fsdp2Wrapping {
 
   /// Parameters, then buffers, of the modules that the unit manages; the parameters go when fully_shard returns.
   bool cut_from_host() {
+    std::vector<BlockHandle> parts(model_.params.size(), kNoBlock);
+    if (!cut_on_the_way(device_, model_, job_, parts)) return false;
     for (const std::size_t u : wrapping_order(plan_)) {
       std::vector<BlockHandle> full, on_the_way;
       for (const ShardedParam& param : plan_.units[u].sharded) {
-        full.push_back(device_.book.allocate(param_bytes(model_, param.param), kCompute, MemoryCategory::FullParams));
+        const BlockHandle part = parts[param.param.index()];
+        full.push_back(part != kNoBlock ? part
+                                        : device_.book.allocate(param_bytes(model_, param.param), kCompute,
+                                                                MemoryCategory::FullParams));
         if (full.back() == kNoBlock) return false;
       }
       for (const ModuleId module : materialised_modules(plan_, model_, plan_.units[u])) {
@@ -409,6 +416,11 @@ bool play_initialisation(Device& device, const Plan& plan, const Model& model, c
     case Runtime::Planned:
     case Runtime::Fsdp2: return Fsdp2Wrapping(device, plan, model, job, buffers).wrap();
     case Runtime::None: break;
+  }
+  const auto is_cut = [](const ParamInfo& param) { return param.part.dim >= 0; };
+  if (makes_whole(job) && std::any_of(model.params.begin(), model.params.end(), is_cut)) {
+    std::vector<BlockHandle> full(model.params.size(), kNoBlock);
+    return make_whole(device, model, job, MemoryCategory::ShardedParams, full, buffers);
   }
   for (std::size_t p = 0; p < model.params.size(); ++p) {
     if (!model.params[p].shares.valid() && !resident(device, param_bytes(model, ParamId(p)))) return false;

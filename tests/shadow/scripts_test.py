@@ -248,6 +248,14 @@ class Shadow(unittest.TestCase):
         self.assert_as_planned(answer, within=0.002)
         self.assertEqual(job["train"]["beside"], "12MiB")
 
+    def test_images_that_a_function_lets_go_of_and_layers_that_were_whole_on_the_device(self):
+        for flags, made in (([], "device_blocks_first"), (["--edges"], "device"), (["--host", "--edges"], "host"), (["--alone"], "device_blocks_first")):
+            with self.subTest(flags):
+                answer, job = self.watch("images.py", *flags, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.001, reserved=0.001)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual(job["cluster"]["init"], made)
+
     def test_workers_write_no_lines_of_the_devices_log(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "run.fst"
