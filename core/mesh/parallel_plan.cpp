@@ -4,6 +4,7 @@
 #include <array>
 #include <utility>
 
+#include "core/mesh/rank_model.h"
 #include "core/plan/units/name_patterns.h"
 
 namespace foreshard {
@@ -181,6 +182,33 @@ std::vector<bool> packed_modules(const Model& model, const MeshOptions& mesh) {
   return packed;
 }
 
+void mark_packed(Model& model, const std::vector<bool>& packed) {
+  for (std::size_t m = 0; m < packed.size(); ++m) {
+    if (!packed[m]) continue;
+    const ModuleInfo& module = model.modules[m];
+    std::erase_if(model.parallel, [&](const ParallelStyle& row) {
+      const bool own = row.modules == module.fqn;
+      const bool callers = module.parent.valid() && row.modules == model.modules[module.parent.index()].fqn;
+      return row.style == "fused" && (own || callers);
+    });
+    model.parallel.push_back({module.fqn, "packed"});
+    std::int64_t least = 0;
+    for (const ParamId id : module.params) {
+      const MeshPart& part = model.params[id.index()].part;
+      if (part.dim >= 0) least = least == 0 ? part.whole : std::min(least, part.whole);
+    }
+    for (const ParamId id : module.params) {
+      const ParamInfo& param = model.params[id.index()];
+      if (param.part.dim < 0) continue;
+      const auto ranks =
+          static_cast<std::int64_t>(model.mesh[static_cast<std::size_t>(param.part.dimension)].ranks.size());
+      const bool stacked = param.shape.size() > 2;  // gate and value of experts, beside what reads their product
+      const bool holds_two = !stacked || param.part.whole == 2 * least;
+      if (holds_two && param.part.whole % (2 * ranks) == 0) model.parallel.push_back({param.fqn, "halves"});
+    }
+  }
+}
+
 std::vector<bool> local_modules(const Model& model, const std::vector<ModuleStyle>& styles) {
   std::vector<bool> local(model.modules.size(), false);
   for (std::size_t m = 0; m < local.size(); ++m)
@@ -228,6 +256,11 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
   }
   if (!own && mesh.tensor > 1 && mesh.expert == 1) cut_matrices_of_experts(model, styles);
   return styles;
+}
+
+std::int64_t packed_parts(const Model& model, const ParamInfo& param) {
+  const auto is_it = [&](const ParallelStyle& row) { return row.style == "halves" && row.modules == param.fqn; };
+  return std::any_of(model.parallel.begin(), model.parallel.end(), is_it) ? 2 : 1;
 }
 
 }  // namespace foreshard
