@@ -263,4 +263,10 @@ std::int64_t packed_parts(const Model& model, const ParamInfo& param) {
   return std::any_of(model.parallel.begin(), model.parallel.end(), is_it) ? 2 : 1;
 }
 
+bool divides_packed(const Model& model, const std::string& module) {
+  return std::any_of(model.params.begin(), model.params.end(), [&](const ParamInfo& param) {
+    return packed_parts(model, param) > 1 && model.modules[param.owner.index()].fqn == module;
+  });
+}
+
 }  // namespace foreshard

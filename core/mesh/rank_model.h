@@ -7,6 +7,7 @@
 #pragma once
 
 #include <functional>
+#include <string>
 
 #include "core/job.h"
 #include "core/model/model.h"
@@ -38,6 +39,9 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build =
 
 /// How many projections side by side a parameter holds, of each of which this rank has its part, one behind the other.
 std::int64_t packed_parts(const Model& model, const ParamInfo& param);
+
+/// Whether the ranks divide each of those that this module's parameters hold.
+bool divides_packed(const Model& model, const std::string& module);
 
 /// Tokens of the rank's model choose their experts: how many rows come is the run's, and the plan's an assumption
 /// (mesh.expert_imbalance).

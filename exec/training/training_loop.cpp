@@ -128,13 +128,6 @@ Error draws_on_mesh() {
   return error;
 }
 
-/// Whether the ranks divide each projection that the layer holds, so that this rank's rows are found.
-bool runs_packed(const Model& model, const std::string& module) {
-  return std::any_of(model.params.begin(), model.params.end(), [&](const ParamInfo& param) {
-    return packed_parts(model, param) > 1 && model.modules[param.owner.index()].fqn == module;
-  });
-}
-
 /// The model of this rank in the place of the whole one.
 Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts) {
   Model whole = parts.model;
@@ -166,7 +159,7 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
   }
   for (const ParallelStyle& row : cut->parallel) {
     const bool rows = row.style == "rows";
-    if (!rows && (row.style != "packed" || runs_packed(*cut, row.modules))) continue;
+    if (!rows && (row.style != "packed" || divides_packed(*cut, row.modules))) continue;
     const std::string what = rows ? "each tensor rank brings rows of its own" : row.modules + " is cut part by part";
     return fail(training_error(ErrorCode::Unsupported, "mesh.plan", what + ", which is planned and simulated only",
                                "one layer for each part, no \"rows\", or mesh.tensor = 1"));

@@ -8,6 +8,7 @@
 #include "core/plan/units/module_tree.h"
 #include "core/plan/units/unit_params.h"
 #include "sim/play/cut_on_device.h"
+#include "sim/play/resident_state.h"
 
 namespace foreshard {
 namespace {
@@ -405,12 +406,31 @@ class Fsdp2Wrapping {
   std::vector<std::vector<const BufferInfo*>> owned_;  // by module
 };
 
-}  // namespace
+/// An average of the weights, or several: train.beside is as large as what the optimizer steps, tensor by tensor.
+/// Empty: it is something else, one block.
+std::vector<Bytes> copies_beside(const Plan& plan, const Model& model, const Job& job) {
+  constexpr Bytes kBlock = 512;  // what the allocator rounds to
+  std::vector<Bytes> one;
+  Bytes sum = 0;
+  for (const LocalParam& param : local_params(plan, model, job)) {
+    one.push_back(param.bytes);
+    sum += ceil_div(param.bytes, kBlock) * kBlock;
+  }
+  if (sum <= 0 || job.train.beside % sum != 0) return {};
+  std::vector<Bytes> all;
+  for (Bytes copy = 0; copy < job.train.beside / sum; ++copy) all.insert(all.end(), one.begin(), one.end());
+  return all;
+}
 
-bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
-                         std::vector<ResidentBuffer>& buffers) {
-  if (job.train.beside > 0 && device.book.allocate(job.train.beside, kCompute, MemoryCategory::Inputs) == kNoBlock)
-    return false;
+bool make_beside(Device& device, const std::vector<Bytes>& blocks) {
+  return std::all_of(blocks.begin(), blocks.end(), [&](Bytes bytes) {
+    return device.book.allocate(bytes, kCompute, MemoryCategory::Inputs) != kNoBlock;
+  });
+}
+
+/// Shards and buffers, by the runtime's wrapping.
+bool wrap_model(Device& device, const Plan& plan, const Model& model, const Job& job,
+                std::vector<ResidentBuffer>& buffers) {
   switch (plan.runtime) {
     case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
     case Runtime::Planned:
@@ -426,6 +446,16 @@ bool play_initialisation(Device& device, const Plan& plan, const Model& model, c
     if (!model.params[p].shares.valid() && !resident(device, param_bytes(model, ParamId(p)))) return false;
   }
   return make_buffers(device, model, job, buffers);
+}
+
+}  // namespace
+
+bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
+                         std::vector<ResidentBuffer>& buffers) {
+  if (job.train.beside <= 0) return wrap_model(device, plan, model, job, buffers);
+  const std::vector<Bytes> copies = copies_beside(plan, model, job);
+  if (copies.empty() && !make_beside(device, {job.train.beside})) return false;
+  return wrap_model(device, plan, model, job, buffers) && make_beside(device, copies);
 }
 
 bool play_lazy_initialisation(Device& device, const Plan& plan) {

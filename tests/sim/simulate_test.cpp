@@ -179,11 +179,13 @@ HandMadePlan tied_fsdp2(const std::string& init) {
   return hand;
 }
 
-std::vector<Bytes> made_at_init(const std::string& init) {
+std::vector<Bytes> made_at_init(const std::string& init, Bytes beside = 0) {
   MemoryLog log;
   SimulateOptions options;
   options.memory_log = &log;
-  const auto prediction = tied_fsdp2(init).run("virtual", options);
+  HandMadePlan hand = tied_fsdp2(init);
+  hand.job.train.beside = beside;
+  const auto prediction = hand.run("virtual", options);
   EXPECT_TRUE(prediction.has_value());
   std::vector<Bytes> made;
   for (const MemoryLog::Event& event : log.events) {
@@ -204,6 +206,17 @@ TEST(Simulate, ModulesAreBuiltOnTheDeviceTiedOnesTwiceAndAUnitsParametersGoToget
   // fully_shard moves what a unit manages (_move_states_to_device); the parameters go when it returns.
   EXPECT_EQ(made_at_init("host"),
             (std::vector<Bytes>{16 * kMiB, 32 * kMiB, 4096, 4 * kMiB, 8 * kMiB, -16 * kMiB, -32 * kMiB}));
+}
+
+TEST(Simulate, AnAverageOfTheWeightsIsATensorForEachBehindThem) {
+  const std::vector<Bytes> shards{4 * kMiB, 4 * kMiB, -4 * kMiB, 8 * kMiB, 4096};
+  std::vector<Bytes> expected = shards;
+  for (int copy = 0; copy < 2; ++copy)
+    for (const Bytes bytes : {4 * kMiB, 8 * kMiB}) expected.push_back(bytes);
+  EXPECT_EQ(made_at_init("meta", 24 * kMiB), expected);
+  expected = shards;
+  expected.insert(expected.begin(), 25 * kMiB);  // something else
+  EXPECT_EQ(made_at_init("meta", 25 * kMiB), expected);
 }
 
 /// A layer in a block and one around it, whose matrices two ranks have parts of: rows, and 3 of 5 columns.
