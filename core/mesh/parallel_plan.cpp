@@ -2,10 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "core/mesh/rank_model.h"
 #include "core/plan/units/name_patterns.h"
+#include "core/text/edit_distance.h"
 
 namespace foreshard {
 namespace {
@@ -37,13 +41,42 @@ Error plan_error(ErrorCode code, std::string message, std::string expected, std:
   return {code, std::move(message), {}, "mesh.plan", std::move(expected), std::move(got), std::move(hint)};
 }
 
+/// What scripts and Transformers' plans call them.
+constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kOtherNames{
+    {{"ColwiseParallel", "colwise"},
+     {"RowwiseParallel", "rowwise"},
+     {"SequenceParallel", "sequence"},
+     {"PrepareModuleInput", "gather"},
+     {"PrepareModuleOutput", "gather_output"},
+     {"PrepareModuleInputOutput", "summed"},
+     {"NoParallel", "replicate"},
+     {"colwise_gather_output", "head"},
+     {"sequence_parallel", "sequence"},
+     {"replicated_with_grad_allreduce", "gradient_sum"}}};
+
+/// The style that was meant; empty: nobody knows.
+std::string_view meant_style(std::string word) {
+  word = word.substr(0, word.find('('));
+  for (const auto& [other, name] : kOtherNames)
+    if (other == word) return name;
+  std::string_view nearest;
+  std::size_t least = 3;  // letters that may be wrong
+  for (const auto& [name, style] : kStyles) {
+    const std::size_t wrong = edit_distance(word, name);
+    if (wrong < least) least = wrong, nearest = name;
+  }
+  return nearest;
+}
+
 Result<ModuleStyle> style_of(const std::string& word) {
   for (const auto& [name, style] : kStyles)
     if (name == word) return style;
   std::string known;
   for (const auto& [name, style] : kStyles) known += (known.empty() ? "" : ", ") + std::string(name);
-  return fail(plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not", known, "\"" + word + "\"",
-                         "docs/meshes.md says what each does"));
+  const std::string meant(meant_style(word));
+  return fail(plan_error(
+      ErrorCode::OutOfRange, "mesh.plan names a style that there is not", known, "\"" + word + "\"",
+      (meant.empty() ? "" : "did you mean \"" + meant + "\"? ") + std::string("docs/meshes.md says what each does")));
 }
 
 /// What has weights of its own to cut: a matrix, and at most a vector beside it.
