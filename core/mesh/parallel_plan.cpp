@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -41,29 +42,21 @@ Error plan_error(ErrorCode code, std::string message, std::string expected, std:
   return {code, std::move(message), {}, "mesh.plan", std::move(expected), std::move(got), std::move(hint)};
 }
 
-/// What scripts and Transformers' plans call them.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 10> kOtherNames{
-    {{"ColwiseParallel", "colwise"},
-     {"RowwiseParallel", "rowwise"},
-     {"SequenceParallel", "sequence"},
-     {"PrepareModuleInput", "gather"},
-     {"PrepareModuleOutput", "gather_output"},
-     {"PrepareModuleInputOutput", "summed"},
-     {"NoParallel", "replicate"},
-     {"colwise_gather_output", "head"},
-     {"sequence_parallel", "sequence"},
-     {"replicated_with_grad_allreduce", "gradient_sum"}}};
-
-/// The style that was meant; empty: nobody knows.
+/// The style that was meant, by PyTorch's class ("ColwiseParallel()"), a longer word, or misspelt; empty: nobody knows.
 std::string_view meant_style(std::string word) {
+  constexpr std::string_view kEnding = "parallel";
   word = word.substr(0, word.find('('));
-  for (const auto& [other, name] : kOtherNames)
-    if (other == word) return name;
+  std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (word.ends_with(kEnding)) word.resize(word.size() - kEnding.size());
+  if (word.ends_with('_')) word.pop_back();
   std::string_view nearest;
   std::size_t least = 3;  // letters that may be wrong
   for (const auto& [name, style] : kStyles) {
-    const std::size_t wrong = edit_distance(word, name);
-    if (wrong < least) least = wrong, nearest = name;
+    const std::size_t wrong = word.starts_with(std::string(name) + "_") ? 1 : edit_distance(word, name);
+    if (wrong < least) {
+      least = wrong;
+      nearest = name;
+    }
   }
   return nearest;
 }

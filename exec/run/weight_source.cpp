@@ -16,6 +16,7 @@
 #include "exec/checkpoint/checkpoint_reader.h"
 #include "exec/checkpoint/safetensors.h"
 #include "exec/torch/torch_types.h"
+#include "exec/units/unit_tensors.h"
 
 namespace foreshard::exec {
 namespace {

@@ -290,7 +290,8 @@ TEST(OwnStyles, WordsOfScriptsSayWhichStyleTheyAre) {
   };
   EXPECT_EQ(hint("ColwiseParallel"), asks("colwise"));
   EXPECT_EQ(hint("RowwiseParallel()"), asks("rowwise"));
-  EXPECT_EQ(hint("colwise_gather_output"), asks("head"));
+  EXPECT_EQ(hint("sequence_parallel"), asks("sequence"));
+  EXPECT_EQ(hint("colwise_gather_output"), asks("colwise"));
   EXPECT_EQ(hint("colwsie"), asks("colwise"));
   EXPECT_EQ(hint("diagonal"), "docs/meshes.md says what each does");
 }
