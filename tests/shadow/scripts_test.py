@@ -256,6 +256,12 @@ class Shadow(unittest.TestCase):
                 self.assertEqual(answer["differences"], [])
                 self.assertEqual(job["cluster"]["init"], made)
 
+    def test_what_is_left_on_the_device_step_by_step_is_told(self):
+        for keeps in (True, False):
+            answer, _ = self.watch("images.py", *["--keeps"][:keeps], flags=("--world", "8"))
+            told = [note for note in answer["notes"] if "every step leaves 0.57 MiB more on the device" in note]
+            self.assertEqual(len(told), int(keeps), answer["notes"])
+
     def test_workers_write_no_lines_of_the_devices_log(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "run.fst"

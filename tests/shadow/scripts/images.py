@@ -13,6 +13,7 @@ from torch.distributed.tensor import parallel as tp
 parser = argparse.ArgumentParser()
 parser.add_argument("--edges", action="store_true", help="what stands around the blocks is cut first")
 parser.add_argument("--alone", action="store_true", help="nothing shards")
+parser.add_argument("--keeps", action="store_true", help="a list has every step's mean image")
 parser.add_argument("--host", action="store_true", help="made on the host")
 words = parser.parse_args()
 DIM, HEADS, CLASSES = 256, 8, 20000
@@ -65,6 +66,7 @@ if not words.alone:
     for block in model.blocks:
         fully_shard(block, mesh=mesh["data"], mp_policy=half)
     fully_shard(model, mesh=mesh["data"], mp_policy=half)
+kept = []
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=not words.alone)
 
 
@@ -76,5 +78,7 @@ def loss():
 
 for _ in range(4):
     loss().backward()
+    if words.keeps:
+        kept.append(torch.zeros(3, 224, 224, device="cuda"))
     optimizer.step()
     optimizer.zero_grad()
