@@ -502,8 +502,9 @@ void add_cluster_and_allocator(TableMaker& t) {
             "hybrid: ranks of one shard group; 0 = ranks_per_node");
   t.integer("cluster.rank", 0, kMaxRanks - 1, FORESHARD_FIELD(cluster.rank),
             "the rank whose plan is printed and simulated");
-  t.word("cluster.init", {"meta", "device", "host"}, FORESHARD_FIELD(cluster.init),
-         "where parameters are made before sharding");
+  t.word("cluster.init", {"meta", "device", "device_blocks_first", "host", "parts"}, FORESHARD_FIELD(cluster.init),
+         "where parameters are made before sharding; of a mesh device = whole on every rank's device, then cut, the "
+         "layers around the blocks first, device_blocks_first = behind them, parts = each rank's parts on its device");
   t.special(
       "cluster.memory", "\"profile\" or a size",
       [](const Spot& spot, Job& job) { return read_memory(spot, job.cluster.memory); },

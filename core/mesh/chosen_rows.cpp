@@ -46,13 +46,19 @@ bool begins_with(const Arg& arg, std::int64_t rows) {
   return first != nullptr && *first == rows;
 }
 
+/// Zeros behind what came, as many as the plan takes to be missing.
+bool pads(const Op& op) {
+  const auto* sizes = op.name == "aten.new_zeros.default" ? std::get_if<ArgList>(&op.args[1].value) : nullptr;
+  return sizes != nullptr && !begins_with(op.args[1], 1);
+}
+
 /// Sizes that begin with the number of rows, or places among them.
 bool tells_rows(const Op& op, std::int64_t rows) {
   const bool sizes =
       std::any_of(op.args.begin(), op.args.end(), [&](const Arg& arg) { return begins_with(arg, rows); });
   const bool named =
       std::any_of(op.kwargs.begin(), op.kwargs.end(), [&](const NamedArg& arg) { return begins_with(arg.arg, rows); });
-  if (sizes || named) return true;
+  if (sizes || named || pads(op)) return true;
   const bool places = op.name == "aten.slice.Tensor" || op.name == "aten.narrow.default";
   return places && std::any_of(op.args.begin(), op.args.end(), [&](const Arg& arg) {
            const auto* number = std::get_if<std::int64_t>(&arg.value);
@@ -69,10 +75,11 @@ bool sends_chosen_tokens(const Model& model) {
 
 std::int32_t told_how_many_rows(const Model& model) {
   std::vector<bool> of_the_run(model.values.size(), false);
+  const bool sends = sends_chosen_tokens(model);
   for (std::size_t i = 0; i < model.ops.size(); ++i) {
     const Op& op = model.ops[i];
     const std::vector<ValueId> read = values_in(op.args);
-    bool follows = is_exchange(op);
+    bool follows = is_exchange(op) || (sends && op.name == "aten.repeat_interleave.Tensor");
     for (const ValueId id : read) {
       if (!of_the_run[id.index()]) continue;
       follows = true;

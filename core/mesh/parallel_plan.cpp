@@ -2,9 +2,15 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
+#include <cstddef>
+#include <string>
+#include <string_view>
 #include <utility>
 
+#include "core/mesh/rank_model.h"
 #include "core/plan/units/name_patterns.h"
+#include "core/text/edit_distance.h"
 
 namespace foreshard {
 namespace {
@@ -36,13 +42,34 @@ Error plan_error(ErrorCode code, std::string message, std::string expected, std:
   return {code, std::move(message), {}, "mesh.plan", std::move(expected), std::move(got), std::move(hint)};
 }
 
+/// The style that was meant, by PyTorch's class ("ColwiseParallel()"), a longer word, or misspelt; empty: nobody knows.
+std::string_view meant_style(std::string word) {
+  constexpr std::string_view kEnding = "parallel";
+  word = word.substr(0, word.find('('));
+  std::transform(word.begin(), word.end(), word.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (word.ends_with(kEnding)) word.resize(word.size() - kEnding.size());
+  if (word.ends_with('_')) word.pop_back();
+  std::string_view nearest;
+  std::size_t least = 3;  // letters that may be wrong
+  for (const auto& [name, style] : kStyles) {
+    const std::size_t wrong = word.starts_with(std::string(name) + "_") ? 1 : edit_distance(word, name);
+    if (wrong < least) {
+      least = wrong;
+      nearest = name;
+    }
+  }
+  return nearest;
+}
+
 Result<ModuleStyle> style_of(const std::string& word) {
   for (const auto& [name, style] : kStyles)
     if (name == word) return style;
   std::string known;
   for (const auto& [name, style] : kStyles) known += (known.empty() ? "" : ", ") + std::string(name);
-  return fail(plan_error(ErrorCode::OutOfRange, "mesh.plan names a style that there is not", known, "\"" + word + "\"",
-                         "docs/meshes.md says what each does"));
+  const std::string meant(meant_style(word));
+  return fail(plan_error(
+      ErrorCode::OutOfRange, "mesh.plan names a style that there is not", known, "\"" + word + "\"",
+      (meant.empty() ? "" : "did you mean \"" + meant + "\"? ") + std::string("docs/meshes.md says what each does")));
 }
 
 /// What has weights of its own to cut: a matrix, and at most a vector beside it.
@@ -181,6 +208,33 @@ std::vector<bool> packed_modules(const Model& model, const MeshOptions& mesh) {
   return packed;
 }
 
+void mark_packed(Model& model, const std::vector<bool>& packed) {
+  for (std::size_t m = 0; m < packed.size(); ++m) {
+    if (!packed[m]) continue;
+    const ModuleInfo& module = model.modules[m];
+    std::erase_if(model.parallel, [&](const ParallelStyle& row) {
+      const bool own = row.modules == module.fqn;
+      const bool callers = module.parent.valid() && row.modules == model.modules[module.parent.index()].fqn;
+      return row.style == "fused" && (own || callers);
+    });
+    model.parallel.push_back({module.fqn, "packed"});
+    std::int64_t least = 0;
+    for (const ParamId id : module.params) {
+      const MeshPart& part = model.params[id.index()].part;
+      if (part.dim >= 0) least = least == 0 ? part.whole : std::min(least, part.whole);
+    }
+    for (const ParamId id : module.params) {
+      const ParamInfo& param = model.params[id.index()];
+      if (param.part.dim < 0) continue;
+      const auto ranks =
+          static_cast<std::int64_t>(model.mesh[static_cast<std::size_t>(param.part.dimension)].ranks.size());
+      const bool stacked = param.shape.size() > 2;  // gate and value of experts, beside what reads their product
+      const bool holds_two = !stacked || param.part.whole == 2 * least;
+      if (holds_two && param.part.whole % (2 * ranks) == 0) model.parallel.push_back({param.fqn, "halves"});
+    }
+  }
+}
+
 std::vector<bool> local_modules(const Model& model, const std::vector<ModuleStyle>& styles) {
   std::vector<bool> local(model.modules.size(), false);
   for (std::size_t m = 0; m < local.size(); ++m)
@@ -228,6 +282,17 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
   }
   if (!own && mesh.tensor > 1 && mesh.expert == 1) cut_matrices_of_experts(model, styles);
   return styles;
+}
+
+std::int64_t packed_parts(const Model& model, const ParamInfo& param) {
+  const auto is_it = [&](const ParallelStyle& row) { return row.style == "halves" && row.modules == param.fqn; };
+  return std::any_of(model.parallel.begin(), model.parallel.end(), is_it) ? 2 : 1;
+}
+
+bool divides_packed(const Model& model, const std::string& module) {
+  return std::any_of(model.params.begin(), model.params.end(), [&](const ParamInfo& param) {
+    return packed_parts(model, param) > 1 && model.modules[param.owner.index()].fqn == module;
+  });
 }
 
 }  // namespace foreshard

@@ -63,6 +63,10 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
 /// "packed_expert_tensor": styles colwise and expert_tensor, whose rows are no neighbours). REQUIRES module_styles'.
 std::vector<bool> packed_modules(const Model& model, const MeshOptions& mesh);
 
+/// Notes in Model::parallel of a model whose tensors are cut: what is taken apart behind a packed layer, by itself or
+/// by what calls it, is no cut across its parts ("fused"). REQUIRES packed_modules'.
+void mark_packed(Model& model, const std::vector<bool>& packed);
+
 /// By ModuleId: inside a call of a module that runs on its own part of the sequence, or one itself.
 std::vector<bool> local_modules(const Model& model, const std::vector<ModuleStyle>& styles);
 

@@ -102,15 +102,6 @@ class ProgramCutter : private RankProgram {
   void tell_sizes(Op& op);
 
   // Tokens that choose (token_choice.cpp)
-  struct Rows {
-    std::int64_t sent = 0, received = 0, padded = 0;
-    std::int32_t order = -1;   // of the received ones, by expert
-    std::int32_t splits = -1;  // rows to and from each rank: [2, ranks], on the host
-  };
-  struct Loads {
-    std::int32_t splits = -1, by_rank = -1;  // [2, ranks] on the host; rows of this rank's experts: [ranks, experts]
-    std::int32_t ends = -1;                  // of this rank's experts
-  };
   Loads exchanged_loads(std::int32_t ends, std::int64_t experts, const Caller& caller);
   std::int32_t send_rows(std::int32_t value, std::int64_t experts, const Loads& loads, const Caller& caller);
   std::int32_t rows_back(std::int32_t value, const Caller& caller);
@@ -140,9 +131,7 @@ class ProgramCutter : private RankProgram {
   std::optional<Error> wrong_;                        // with what a module was about to be given
   std::set<std::int32_t> gathered_later_;             // logits that stay cut until the loss copies them
   std::set<std::int32_t> torn_;                       // values of a rank's part that are no part of the whole model's
-  std::vector<Rows> rows_of_;                         // by exchange
   std::map<std::int32_t, std::int32_t> sent_;         // rows -> what their experts' rank has of them
-  std::map<std::int32_t, Loads> loads_here_;          // ends of all experts' rows -> of this rank's
   std::map<std::int32_t, std::vector<ParamId>> due_;  // operator of the whole program -> what is gathered before it
   std::map<std::int32_t, std::int32_t> placed_;       // parameter -> what its readers see
   std::vector<ModuleId> chain_;

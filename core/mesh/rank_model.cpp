@@ -444,20 +444,6 @@ Result<void> cut_beside_experts(Model& model, const std::vector<ModuleStyle>& st
   return cuts && !local ? spread_experts(model, experts, job) : Result<void>();
 }
 
-/// What is taken apart behind a packed layer, by itself or by what calls it, is no cut across its parts.
-void mark_packed(Model& model, const std::vector<bool>& packed) {
-  for (std::size_t m = 0; m < packed.size(); ++m) {
-    if (!packed[m]) continue;
-    const ModuleId around = model.modules[m].parent;
-    std::erase_if(model.parallel, [&](const ParallelStyle& row) {
-      const bool own = row.modules == model.modules[m].fqn;
-      const bool callers = around.valid() && row.modules == model.modules[around.index()].fqn;
-      return row.style == "fused" && (own || callers);
-    });
-    model.parallel.push_back({model.modules[m].fqn, "packed"});
-  }
-}
-
 ModelOptions rank_model_options(const Job& job) {
   ModelOptions options = job.model;
   if (job.mesh.context > 1) {

@@ -74,15 +74,32 @@ class RankProgram {
   std::int32_t shaped(const char* name, std::int32_t from, const Shape& shape, ArgList args, const Caller& caller);
   std::int32_t swapped(std::int32_t value, const Shape& sizes, const Shape& to, const Caller& caller);
 
+  // Rows of chosen tokens (token_choice.cpp)
+  struct Rows {
+    std::int64_t sent = 0, received = 0, padded = 0;
+    std::int32_t order = -1;   // of the received ones, by expert
+    std::int32_t splits = -1;  // rows to and from each rank: [2, ranks], on the host
+  };
+  struct Loads {
+    std::int32_t splits = -1, by_rank = -1;  // [2, ranks] on the host; rows of this rank's experts: [ranks, experts]
+    std::int32_t ends = -1;                  // of this rank's experts
+    std::int32_t chosen = -1, sizes = -1;    // rows of each expert: of all here, of this rank's there
+  };
+  void repeat_for_rows(Op& op);
+  void pad_rows(Op& op);
+
   Model& model_;
   TensorOptions options_;
   std::vector<Op> ops_;
-  std::vector<Shape> whole_;                  // of values
-  std::vector<Cut> cuts_;                     // of values
-  std::vector<std::int32_t> made_at_;         // operator of the whole program; -1: an input
-  std::map<std::int32_t, std::int32_t> now_;  // value -> what stands for it from now on
-  std::vector<std::int32_t> place_;           // first operator of this one, in the new program
-  std::int32_t region_ = -1;                  // of new operators
+  std::vector<Shape> whole_;                     // of values
+  std::vector<Cut> cuts_;                        // of values
+  std::vector<std::int32_t> made_at_;            // operator of the whole program; -1: an input
+  std::map<std::int32_t, std::int32_t> now_;     // value -> what stands for it from now on
+  std::vector<std::int32_t> place_;              // first operator of this one, in the new program
+  std::int32_t region_ = -1;                     // of new operators
+  std::vector<Rows> rows_of_;                    // by exchange
+  std::map<std::int32_t, Loads> loads_here_;     // ends of all experts' rows -> of this rank's
+  std::map<std::int32_t, std::int32_t> picked_;  // places of experts, one for each of their rows -> exchange
 };
 
 }  // namespace foreshard::mesh

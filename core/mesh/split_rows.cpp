@@ -90,6 +90,13 @@ std::int32_t ProgramCutter::split(const Open& open, std::int32_t value) {
 /// Where rows of some ranks' own stand in the results; nullopt: the operator is like any other.
 std::optional<std::vector<Cut>> ProgramCutter::carry_rows(const Op& op, const std::vector<CutTensor>& args,
                                                           const std::vector<Shape>& results) const {
+  const auto picks = args.empty() ? picked_.end() : picked_.find(args.back().value);
+  if (picks != picked_.end()) {  // of stacked weights, for rows that were received
+    Cut received;
+    received.rows = 0;
+    received.exchange = picks->second;
+    return std::vector<Cut>(results.size(), received);
+  }
   const bool any = std::any_of(args.begin(), args.end(), is_rows);
   if (!any || results.empty()) return std::nullopt;
   if (picks_rows(op) && args.size() == 2 && is_rows(args[1]) && (is_whole(args[0]) || inside(ModuleStyle::Split)))

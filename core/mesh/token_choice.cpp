@@ -11,6 +11,7 @@ namespace foreshard::mesh {
 namespace {
 
 constexpr const char* kProduct = "aten._grouped_mm.default";
+constexpr const char* kSelect = "aten.index_select.default";
 constexpr std::int64_t kAligned = 8;  // rows of an expert, bfloat16: TOKEN_GROUP_ALIGN_SIZE_M
 
 ValueRef ref(std::int32_t value) { return {ValueId(value)}; }
@@ -43,6 +44,8 @@ ProgramCutter::Loads ProgramCutter::exchanged_loads(std::int32_t ends, std::int6
   loads.by_rank = shaped("aten.view.default", got, {ranks, own}, {numbers_arg({ranks, own})}, caller);
   const std::int32_t sizes = shaped("aten.sum.dim_IntList", loads.by_rank, {own}, {numbers_arg({0})}, caller);
   const std::int32_t aligned = shaped("mesh.align_sizes_", sizes, {own}, {number_arg(kAligned)}, caller);
+  loads.chosen = chosen;
+  loads.sizes = aligned;
   loads.ends = typed(model_, shaped("aten.cumsum.default", aligned, {own}, {number_arg(0)}, caller), DType::Int32);
   ops_.back().kwargs.push_back({"dtype", Arg{DType::Int32}});
   return loads;
@@ -95,6 +98,55 @@ std::int32_t ProgramCutter::rows_back(std::int32_t value, const Caller& caller) 
                 {number_arg(options_.dimension), number_arg(rows.sent), Arg{ref(rows.splits)}, Arg{true}}, caller);
 }
 
+/// Biases of experts, one for each of their rows (repeat_interleave by how many each has, then index_select): of this
+/// rank's experts and what they have received.
+void RankProgram::repeat_for_rows(Op& op) {
+  const auto known = [&](const auto& all) {
+    const std::int32_t value = op.args.empty() ? -1 : value_of(op.args.front());
+    return std::find_if(all.begin(), all.end(), [&](const auto& one) { return one.second.chosen == value; });
+  };
+  if (op.name == "aten.repeat_interleave.Tensor" && op.args.size() == 1 && known(loads_here_) != loads_here_.end()) {
+    const Loads& loads = known(loads_here_)->second;
+    const auto made =
+        std::find_if(rows_of_.begin(), rows_of_.end(), [&](const Rows& rows) { return rows.splits == loads.splits; });
+    if (made == rows_of_.end()) return;
+    op.args.front() = Arg{ref(loads.sizes)};
+    op.kwargs.clear();  // how many come is the run's
+    whole_[op.out.front().index()] = {made->received};
+    picked_[op.out.front().value] = static_cast<std::int32_t>(made - rows_of_.begin());
+  } else if (op.name == kSelect && op.args.size() == 3 && picked_.contains(value_of(op.args.back()))) {
+    const Rows& rows = rows_of_[static_cast<std::size_t>(picked_.at(value_of(op.args.back())))];
+    whole_[op.out.front().index()].front() = rows.received;
+  }
+}
+
+/// Rows that were received and what was padded to whole multiples meet: zeros behind the former.
+void RankProgram::pad_rows(Op& op) {
+  const auto cut_of = [&](std::int32_t value) { return cuts_[static_cast<std::size_t>(value)]; };
+  const auto is_padded = [&](const Arg& arg) {
+    const std::int32_t value = value_of(arg);
+    return value >= 0 && cut_of(value).exchange >= 0 &&
+           whole_[static_cast<std::size_t>(value)].front() ==
+               rows_of_[static_cast<std::size_t>(cut_of(value).exchange)].padded;
+  };
+  if (std::none_of(op.args.begin(), op.args.end(), is_padded)) return;
+  for (Arg& arg : op.args) {
+    const std::int32_t value = value_of(arg);
+    if (value < 0 || cut_of(value).exchange < 0 || is_padded(arg)) continue;
+    const Cut cut = cut_of(value);
+    const Rows& rows = rows_of_[static_cast<std::size_t>(cut.exchange)];
+    const Shape shape = whole_[static_cast<std::size_t>(value)];
+    if (shape.size() != 2 || shape.front() != rows.received) continue;
+    const Shape behind{rows.padded - rows.received, shape.back()};
+    const Caller caller{op.module, op.call};
+    const std::int32_t zeros = shaped("aten.new_zeros.default", value, behind, {numbers_arg(behind)}, caller);
+    const std::int32_t all = shaped("aten.cat.default", value, {rows.padded, shape.back()}, {}, caller);
+    ops_.back().args = {Arg{ArgList{Arg{ref(value)}, Arg{ref(zeros)}}}};
+    cuts_[static_cast<std::size_t>(all)] = cut;
+    arg = Arg{ref(all)};
+  }
+}
+
 /// Before an operator: rows that a product of this rank's experts reads are sent to it, and rows that meet what stayed
 /// here come back.
 void ProgramCutter::exchange_rows(Op& op) {
@@ -115,6 +167,8 @@ void ProgramCutter::exchange_rows(Op& op) {
     op.args[2] = Arg{ref(loads_here_[ends].ends)};
     return;
   }
+  repeat_for_rows(op);
+  pad_rows(op);
   const auto is_sent = [&](const Arg& arg) {
     const std::int32_t value = value_of(arg);
     return value >= 0 && cuts_[static_cast<std::size_t>(value)].exchange >= 0;
@@ -123,7 +177,8 @@ void ProgramCutter::exchange_rows(Op& op) {
     const std::int32_t value = value_of(arg);
     return value >= 0 && !is_sent(arg) && !whole_[static_cast<std::size_t>(value)].empty();
   };
-  if (std::none_of(op.args.begin(), op.args.end(), stayed)) return;
+  const bool picks = op.name == kSelect && picked_.contains(value_of(op.args.back()));
+  if (picks || std::none_of(op.args.begin(), op.args.end(), stayed)) return;
   for (Arg& arg : op.args) {
     if (!is_sent(arg)) continue;
     const std::int32_t value = value_of(arg);

@@ -178,7 +178,8 @@ class RankActions final : public ActionRun {
     runner_->on_shown([&](ParamId param, const at::Tensor& full) {
       const auto begin = Clock::now();
       const ParamInfo& info = model().params[param.index()];
-      const Numel first = pieces_of_whole(info, {{0, 0, full.numel()}}).front().global_offset;  // a mesh's part of it
+      const Numel first =
+          pieces_of_whole(model(), info, {{0, 0, full.numel()}}).front().global_offset;  // a mesh's part of it
       result.tensors.push_back(action_tensor(info.fqn, info.dtype, whole_shape(info), first, full));
       looking += Clock::now() - begin;
     });

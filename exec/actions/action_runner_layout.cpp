@@ -58,16 +58,14 @@ std::vector<StatePiece> ActionLayout::pieces_of_part(ParamId param) const {
 }
 
 std::vector<StatePiece> ActionLayout::pieces_in_home(ParamId param) const {
-  return pieces_of_whole(source_.model.params[param.index()], pieces_of_part(param));
+  return pieces_of_whole(source_.model, source_.model.params[param.index()], pieces_of_part(param));
 }
 
 Shape ActionLayout::whole_shape(ParamId param) const { return exec::whole_shape(source_.model.params[param.index()]); }
 
 at::Tensor ActionLayout::own_part(ParamId param, const at::Tensor& whole) const {
   const at::Tensor shaped = whole.view(whole_shape(param));
-  const MeshPart& part = source_.model.params[param.index()].part;
-  if (part.dim < 0) return shaped;
-  return shaped.narrow(part.dim, part.begin, shape(param)[static_cast<std::size_t>(part.dim)]);
+  return own_part_of(source_.model, source_.model.params[param.index()], shaped);
 }
 
 std::vector<StatePiece> ActionLayout::pieces(ParamId param) const {

@@ -16,6 +16,7 @@
 #include "exec/checkpoint/checkpoint_reader.h"
 #include "exec/checkpoint/safetensors.h"
 #include "exec/torch/torch_types.h"
+#include "exec/units/unit_tensors.h"
 
 namespace foreshard::exec {
 namespace {
@@ -203,9 +204,7 @@ Result<at::Tensor> whole_param(const Model& model, ParamId param, const WeightSo
 OperatorInterpreter::ParamTensors own_parts(const Model& model, OperatorInterpreter::ParamTensors whole) {
   return [&model, whole = std::move(whole)](ParamId id) {
     const ParamInfo& param = model.params[id.index()];
-    const at::Tensor all = whole(id);
-    if (param.part.dim < 0) return all;
-    return all.narrow(param.part.dim, param.part.begin, param.shape[static_cast<std::size_t>(param.part.dim)]);
+    return own_part_of(model, param, whole(id));
   };
 }
 

@@ -159,7 +159,7 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
   }
   for (const ParallelStyle& row : cut->parallel) {
     const bool rows = row.style == "rows";
-    if (!rows && row.style != "packed") continue;
+    if (!rows && (row.style != "packed" || divides_packed(*cut, row.modules))) continue;
     const std::string what = rows ? "each tensor rank brings rows of its own" : row.modules + " is cut part by part";
     return fail(training_error(ErrorCode::Unsupported, "mesh.plan", what + ", which is planned and simulated only",
                                "one layer for each part, no \"rows\", or mesh.tensor = 1"));

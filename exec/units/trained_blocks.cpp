@@ -388,7 +388,7 @@ Outcome<TrainState> TrainedBlocks::state(const Model& model, std::span<const Par
     const ParamPlace& place = places[p];
     const auto unit = static_cast<std::size_t>(std::find(units_.begin(), units_.end(), place.unit) - units_.begin());
     const ParamView& view = place.unit->views()[static_cast<std::size_t>(place.index)];
-    const std::vector<StatePiece> pieces = pieces_of_whole(info, view.pieces);
+    const std::vector<StatePiece> pieces = pieces_of_whole(model, info, view.pieces);
     const bool matrix = options_.name == OptimizerKind::Muon && is_block_matrix(model, view.id);
     const std::vector<std::string_view> slots = optimizer_.slots(matrix);
     state.tensors.push_back({info.fqn, "param", whole_shape(info), view.local, pieces});
@@ -424,7 +424,7 @@ TrainState TrainedBlocks::gradients(const Model& model, std::span<const ParamPla
       if (whole.defined()) {
         gradient.local = whole.reshape({-1}).narrow(0, view.block_offset, view.local.numel());
         gradient.local = gradient.local.view(view.local.sizes());
-        gradient.pieces = pieces_of_whole(info, view.pieces);
+        gradient.pieces = pieces_of_whole(model, info, view.pieces);
       }
     }
     state.tensors.push_back(std::move(gradient));

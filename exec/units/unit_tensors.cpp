@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/mesh/rank_model.h"
 #include "core/model/mesh_dimension.h"
 
 namespace foreshard::exec {
@@ -45,19 +46,31 @@ Shape whole_shape(const ParamInfo& param) {
   return shape;
 }
 
-std::vector<StatePiece> pieces_of_whole(const ParamInfo& param, std::vector<StatePiece> pieces) {
+at::Tensor own_part_of(const Model& model, const ParamInfo& param, const at::Tensor& whole) {
+  const MeshPart& part = param.part;
+  if (part.dim < 0) return whole;
+  const std::int64_t parts = packed_parts(model, param),
+                     numel = param.shape[static_cast<std::size_t>(part.dim)] / parts;
+  std::vector<at::Tensor> own;
+  for (std::int64_t k = 0; k < parts; ++k)
+    own.push_back(whole.narrow(part.dim, (k * part.whole + part.begin) / parts, numel));
+  return parts == 1 ? own.front() : at::cat(own, part.dim);
+}
+
+std::vector<StatePiece> pieces_of_whole(const Model& model, const ParamInfo& param, std::vector<StatePiece> pieces) {
   if (param.part.dim < 0) return pieces;
+  const std::int64_t parts = packed_parts(model, param);
   const auto dim = static_cast<std::size_t>(param.part.dim);
   Numel inner = 1;
   for (std::size_t d = dim + 1; d < param.shape.size(); ++d) inner *= param.shape[d];
-  const Numel run = param.shape[dim] * inner;  // neighbours here that are neighbours in the whole
-  const Numel stride = param.part.whole * inner;
+  const Numel run = param.shape[dim] / parts * inner;  // neighbours here that are neighbours in the whole
+  const Numel stride = param.part.whole / parts * inner, begin = param.part.begin / parts * inner;
   std::vector<StatePiece> whole;
   for (const StatePiece& piece : pieces) {
     for (Numel done = 0; done < piece.numel;) {
       const Numel at = piece.global_offset + done;
       const Numel numel = std::min(piece.numel - done, run - at % run);
-      const Numel to = at / run * stride + param.part.begin * inner + at % run;
+      const Numel to = at / run * stride + begin + at % run;
       if (!whole.empty() && whole.back().global_offset + whole.back().numel == to &&
           whole.back().local_offset + whole.back().numel == piece.local_offset + done) {
         whole.back().numel += numel;

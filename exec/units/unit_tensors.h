@@ -118,8 +118,10 @@ class UnitTensors {
 /// Whether this rank's place along the mesh has what the first one there has too: of what is not cut over it.
 bool repeated_on_mesh(const Model& model, const ParamInfo& param);
 
+/// This rank's part of a whole parameter.
+at::Tensor own_part_of(const Model& model, const ParamInfo& param, const at::Tensor& whole);
 /// Pieces of a rank's part of a parameter as pieces of the whole one, and the shape of that.
-std::vector<StatePiece> pieces_of_whole(const ParamInfo& param, std::vector<StatePiece> pieces);
+std::vector<StatePiece> pieces_of_whole(const Model& model, const ParamInfo& param, std::vector<StatePiece> pieces);
 Shape whole_shape(const ParamInfo& param);
 
 /// Where a parameter lies: in which unit, and there in which place.

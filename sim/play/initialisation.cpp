@@ -7,6 +7,8 @@
 #include "core/plan/units/full_precision.h"
 #include "core/plan/units/module_tree.h"
 #include "core/plan/units/unit_params.h"
+#include "sim/play/cut_on_device.h"
+#include "sim/play/resident_state.h"
 
 namespace foreshard {
 namespace {
@@ -66,11 +68,6 @@ bool make_buffers(Device& device, const Model& model, const Job& job, std::vecto
                      [&](const BufferInfo& buffer) { return make_buffer(device, model, buffer, job, buffers); });
 }
 
-Bytes param_bytes(const Model& model, ParamId id) {
-  const ParamInfo& param = model.params[id.index()];
-  return numel_of(param.shape) * itemsize(param.dtype);
-}
-
 /// One tensor of the whole model: a parameter, or (invalid) a buffer.
 struct Member {
   ParamId param;
@@ -99,21 +96,27 @@ std::vector<Member> members_of(const Model& model) {
 bool make_whole(Device& device, const Model& model, const Job& job, MemoryCategory category,
                 std::vector<BlockHandle>& full, std::vector<ResidentBuffer>& buffers) {
   std::vector<BlockHandle> tied;
+  const std::vector<ParamId> untied = untied_from(model);
   for (const Member& member : members_of(model)) {
     if (member.buffer != nullptr) {
       if (!make_buffer(device, model, *member.buffer, job, buffers)) return false;
       continue;
     }
-    const BlockHandle block = device.book.allocate(param_bytes(model, member.param), kCompute, category);
+    const BlockHandle block = device.book.allocate(made_bytes(model, member.param, job), kCompute, category);
     if (block == kNoBlock) return false;
-    BlockHandle& kept = full[model.storage_of(member.param).index()];
+    if (makes_whole(job) && untied[member.param.index()].valid()) {
+      tied.push_back(block);
+      continue;
+    }
+    const bool later = makes_whole(job) && is_tied_later(model, member.param, job);
+    BlockHandle& kept = full[later ? member.param.index() : model.storage_of(member.param).index()];
     if (kept == kNoBlock)
       kept = block;
     else
       tied.push_back(block);
   }
   for (const BlockHandle block : tied) device.book.free(block);
-  return true;
+  return !makes_whole(job) || cut_whole(device, model, job, untied, full);
 }
 
 /// I4: modules breadth first, nested units left out.
@@ -157,7 +160,7 @@ class Fsdp1Wrapping {
         original_(model.params.size(), kNoBlock) {}
 
   bool wrap() {
-    const bool whole = job_.cluster.init == "device";
+    const bool whole = is_made_before(job_);
     if (whole && !make_whole(device_, model_, job_, MemoryCategory::Temporaries, original_, buffers_)) return false;
     for (std::size_t p = 0; p < unmanaged_.size(); ++p) {  // the script makes them before it wraps
       if (!unmanaged_[p]) continue;
@@ -196,7 +199,7 @@ class Fsdp1Wrapping {
 
   bool wrap_unit(const PlanUnit& unit) {
     const Bytes element = itemsize(unit.orig_dtype);
-    if (job_.cluster.init != "device" && !materialise(unit)) return false;
+    if (!is_made_before(job_) && !materialise(unit)) return false;
     if (unit.params.empty()) return true;
     const bool sharded = unit.strategy != Strategy::NoShard && unit.shard_size > 1;
     const BlockHandle flat = device_.book.allocate(
@@ -213,7 +216,7 @@ class Fsdp1Wrapping {
     } else if (job_.fsdp.cpu_offload) {
       buffers_.push_back({flat, unit.flat_numel, unit.orig_dtype, true});
     }
-    if (!job_.fsdp.use_orig_params && job_.cluster.init != "device") return true;
+    if (!job_.fsdp.use_orig_params && !is_made_before(job_)) return true;
     for (const ParamId param : unit.params) {
       device_.book.free(std::exchange(original_[model_.storage_of(param).index()], kNoBlock));
     }
@@ -263,9 +266,9 @@ class Fsdp2Wrapping {
   }
 
   bool wrap() {
-    const bool made = job_.cluster.init == "host"     ? cut_from_host()
-                      : job_.cluster.init == "device" ? cut()
-                                                      : model_.modules.empty() || move(ModuleId(std::size_t{0}));
+    const bool made = job_.cluster.init == "host" ? cut_from_host()
+                      : is_made_before(job_)      ? cut()
+                                                  : model_.modules.empty() || move(ModuleId(std::size_t{0}));
     if (made) drop_tied();
     return made;
   }
@@ -346,10 +349,15 @@ class Fsdp2Wrapping {
 
   /// Parameters, then buffers, of the modules that the unit manages; the parameters go when fully_shard returns.
   bool cut_from_host() {
+    std::vector<BlockHandle> parts(model_.params.size(), kNoBlock);
+    if (!cut_on_the_way(device_, model_, job_, parts)) return false;
     for (const std::size_t u : wrapping_order(plan_)) {
       std::vector<BlockHandle> full, on_the_way;
       for (const ShardedParam& param : plan_.units[u].sharded) {
-        full.push_back(device_.book.allocate(param_bytes(model_, param.param), kCompute, MemoryCategory::FullParams));
+        const BlockHandle part = parts[param.param.index()];
+        full.push_back(part != kNoBlock ? part
+                                        : device_.book.allocate(param_bytes(model_, param.param), kCompute,
+                                                                MemoryCategory::FullParams));
         if (full.back() == kNoBlock) return false;
       }
       for (const ModuleId module : materialised_modules(plan_, model_, plan_.units[u])) {
@@ -398,22 +406,56 @@ class Fsdp2Wrapping {
   std::vector<std::vector<const BufferInfo*>> owned_;  // by module
 };
 
-}  // namespace
+/// An average of the weights, or several: train.beside is as large as what the optimizer steps, tensor by tensor.
+/// Empty: it is something else, one block.
+std::vector<Bytes> copies_beside(const Plan& plan, const Model& model, const Job& job) {
+  constexpr Bytes kBlock = 512;  // what the allocator rounds to
+  std::vector<Bytes> one;
+  Bytes sum = 0;
+  for (const LocalParam& param : local_params(plan, model, job)) {
+    one.push_back(param.bytes);
+    sum += ceil_div(param.bytes, kBlock) * kBlock;
+  }
+  if (sum <= 0 || job.train.beside % sum != 0) return {};
+  std::vector<Bytes> all;
+  for (Bytes copy = 0; copy < job.train.beside / sum; ++copy) all.insert(all.end(), one.begin(), one.end());
+  return all;
+}
 
-bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
-                         std::vector<ResidentBuffer>& buffers) {
-  if (job.train.beside > 0 && device.book.allocate(job.train.beside, kCompute, MemoryCategory::Inputs) == kNoBlock)
-    return false;
+bool make_beside(Device& device, const std::vector<Bytes>& blocks) {
+  return std::all_of(blocks.begin(), blocks.end(), [&](Bytes bytes) {
+    return device.book.allocate(bytes, kCompute, MemoryCategory::Inputs) != kNoBlock;
+  });
+}
+
+/// Shards and buffers, by the runtime's wrapping.
+bool wrap_model(Device& device, const Plan& plan, const Model& model, const Job& job,
+                std::vector<ResidentBuffer>& buffers) {
   switch (plan.runtime) {
     case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
     case Runtime::Planned:
     case Runtime::Fsdp2: return Fsdp2Wrapping(device, plan, model, job, buffers).wrap();
     case Runtime::None: break;
   }
+  const auto is_cut = [](const ParamInfo& param) { return param.part.dim >= 0; };
+  if (makes_whole(job) && std::any_of(model.params.begin(), model.params.end(), is_cut)) {
+    std::vector<BlockHandle> full(model.params.size(), kNoBlock);
+    return make_whole(device, model, job, MemoryCategory::ShardedParams, full, buffers);
+  }
   for (std::size_t p = 0; p < model.params.size(); ++p) {
     if (!model.params[p].shares.valid() && !resident(device, param_bytes(model, ParamId(p)))) return false;
   }
   return make_buffers(device, model, job, buffers);
+}
+
+}  // namespace
+
+bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
+                         std::vector<ResidentBuffer>& buffers) {
+  if (job.train.beside <= 0) return wrap_model(device, plan, model, job, buffers);
+  const std::vector<Bytes> copies = copies_beside(plan, model, job);
+  if (copies.empty() && !make_beside(device, {job.train.beside})) return false;
+  return wrap_model(device, plan, model, job, buffers) && make_beside(device, copies);
 }
 
 bool play_lazy_initialisation(Device& device, const Plan& plan) {

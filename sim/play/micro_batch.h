@@ -21,6 +21,8 @@ class MicroBatch {
   void drop();
   /// A forward has returned: its names are for the new outputs.
   void forward_returned();
+  /// The script has its loss: what it made for its forward alone is gone.
+  void loss_is_there();
   bool keeps() const { return !kept_.empty(); }
 
  private:
@@ -32,7 +34,8 @@ class MicroBatch {
   SegmentPlayer& segments_;
   std::vector<ResidentBuffer> model_buffers_;  // until they are cast
   std::vector<BlockHandle> inputs_;
-  std::vector<BlockHandle> kept_;  // of the pass before (train.keeps_outputs)
+  std::vector<BlockHandle> passing_;  // inputs that nobody has behind the forward
+  std::vector<BlockHandle> kept_;     // of the pass before (train.keeps_outputs)
   bool lazy_initialised_ = false, caches_made_ = false;
 };
 

@@ -248,6 +248,20 @@ class Shadow(unittest.TestCase):
         self.assert_as_planned(answer, within=0.002)
         self.assertEqual(job["train"]["beside"], "12MiB")
 
+    def test_images_that_a_function_lets_go_of_and_layers_that_were_whole_on_the_device(self):
+        for flags, made in (([], "device_blocks_first"), (["--edges"], "device"), (["--host", "--edges"], "host"), (["--alone"], "device_blocks_first")):
+            with self.subTest(flags):
+                answer, job = self.watch("images.py", *flags, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.001, reserved=0.001)
+                self.assertEqual(answer["differences"], [])
+                self.assertEqual(job["cluster"]["init"], made)
+
+    def test_what_is_left_on_the_device_step_by_step_is_told(self):
+        for keeps in (True, False):
+            answer, _ = self.watch("images.py", *["--keeps"][:keeps], flags=("--world", "8"))
+            told = [note for note in answer["notes"] if "every step leaves 0.57 MiB more on the device" in note]
+            self.assertEqual(len(told), int(keeps), answer["notes"])
+
     def test_workers_write_no_lines_of_the_devices_log(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "run.fst"

@@ -179,11 +179,13 @@ HandMadePlan tied_fsdp2(const std::string& init) {
   return hand;
 }
 
-std::vector<Bytes> made_at_init(const std::string& init) {
+std::vector<Bytes> made_at_init(const std::string& init, Bytes beside = 0) {
   MemoryLog log;
   SimulateOptions options;
   options.memory_log = &log;
-  const auto prediction = tied_fsdp2(init).run("virtual", options);
+  HandMadePlan hand = tied_fsdp2(init);
+  hand.job.train.beside = beside;
+  const auto prediction = hand.run("virtual", options);
   EXPECT_TRUE(prediction.has_value());
   std::vector<Bytes> made;
   for (const MemoryLog::Event& event : log.events) {
@@ -204,6 +206,68 @@ TEST(Simulate, ModulesAreBuiltOnTheDeviceTiedOnesTwiceAndAUnitsParametersGoToget
   // fully_shard moves what a unit manages (_move_states_to_device); the parameters go when it returns.
   EXPECT_EQ(made_at_init("host"),
             (std::vector<Bytes>{16 * kMiB, 32 * kMiB, 4096, 4 * kMiB, 8 * kMiB, -16 * kMiB, -32 * kMiB}));
+}
+
+TEST(Simulate, AnAverageOfTheWeightsIsATensorForEachBehindThem) {
+  const std::vector<Bytes> shards{4 * kMiB, 4 * kMiB, -4 * kMiB, 8 * kMiB, 4096};
+  std::vector<Bytes> expected = shards;
+  for (int copy = 0; copy < 2; ++copy)
+    for (const Bytes bytes : {4 * kMiB, 8 * kMiB}) expected.push_back(bytes);
+  EXPECT_EQ(made_at_init("meta", 24 * kMiB), expected);
+  expected = shards;
+  expected.insert(expected.begin(), 25 * kMiB);  // something else
+  EXPECT_EQ(made_at_init("meta", 25 * kMiB), expected);
+}
+
+/// A layer in a block and one around it, whose matrices two ranks have parts of: rows, and 3 of 5 columns.
+std::vector<Bytes> cut_at_init(const std::string& init) {
+  HandMadePlan hand;
+  hand.plan.runtime = hand.job.fsdp.runtime = Runtime::Fsdp2;
+  hand.job.cluster.init = init;
+  hand.model.mesh.push_back({"tensor", {0, 1}, 0});
+  hand.model.modules.resize(3);
+  hand.model.modules[1].fqn = "blocks.0.a";
+  hand.model.modules[2].fqn = "b";
+  PlanUnit unit;
+  unit.modules = {ModuleId(std::size_t{0})};
+  for (std::size_t k = 0; k < 2; ++k) {
+    ParamInfo param;
+    param.fqn = "p" + std::to_string(k);
+    param.shape = k == 0 ? Shape{8, kMiB} : Shape{kMiB, 3};
+    param.owner = ModuleId(k + 1);
+    param.part = {0, static_cast<std::int32_t>(k), k == 0 ? 16 : 5, 0};
+    hand.model.params.push_back(param);
+    hand.model.modules[k + 1].params.push_back(ParamId(k));
+    hand.model.modules[0].children.push_back(ModuleId(k + 1));
+    hand.plan.param_names.push_back(param.fqn);
+    unit.params.push_back(ParamId(k));
+    unit.sharded.push_back({ParamId(k), 0, {kMiB}, {kMiB}});
+  }
+  hand.plan.units.push_back(unit);
+  MemoryLog log;
+  SimulateOptions options;
+  options.memory_log = &log;
+  EXPECT_TRUE(hand.run("virtual", options).has_value());
+  std::vector<Bytes> made;
+  for (const MemoryLog::Event& event : log.events) {
+    if (event.action == MemoryAction::Alloc) made.push_back(event.bytes / kMiB);
+    if (event.action == MemoryAction::FreeRequested) made.push_back(-event.bytes / kMiB);
+  }
+  return made;
+}
+
+TEST(Simulate, WhatIsCutOverAMeshWasWholeOnTheDeviceFirst) {
+  // Columns: what goes to each rank is copied, padded, and one more is scattered to. Rows lie side by side.
+  const std::vector<Bytes> columns{12, 12, 12, -12, -12, -20}, rows{32, -64}, units{4, 4, -32, -12};
+  const auto expected = [&](const std::vector<Bytes>& first, const std::vector<Bytes>& second) {
+    std::vector<Bytes> all{64, 20};
+    for (const auto* part : {&first, &second, &units}) all.insert(all.end(), part->begin(), part->end());
+    return all;
+  };
+  EXPECT_EQ(cut_at_init("device"), expected(columns, rows));
+  EXPECT_EQ(cut_at_init("device_blocks_first"), expected(rows, columns));
+  EXPECT_EQ(cut_at_init("parts"), (std::vector<Bytes>{32, 12, 4, 4, -32, -12}));
+  EXPECT_EQ(cut_at_init("host"), (std::vector<Bytes>{20, 12, 12, 12, -12, -12, -20, 64, 32, -64, 4, 4, -32, -12}));
 }
 
 TEST(Simulate, TheFirstGradientPrecedesHooksAndProductsWithABiasTakeTwoWorkspacesAThread) {

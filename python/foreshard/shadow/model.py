@@ -77,6 +77,14 @@ def _captured(module, found, call):
         return _capture(module, found, call)
 
 
+def _let_go(inputs: list, gone: list) -> None:
+    """Tensors of the batch that nobody has when backward begins: a function made them, and nothing has saved them."""
+    shared = {row.get("alias_of") for row in inputs}
+    for row in inputs:
+        if row["name"] in {f"batch.{number}" for number in gone} - shared:
+            row["held_until"] = "forward"
+
+
 def _capture(module, found, call):
     import torch
     from torch.utils._pytree import tree_map
@@ -114,7 +122,9 @@ def _capture(module, found, call):
             value.backward()
 
         try:
-            return capture_step(module, again, list(given), mixed_precision=precision or None, strict=False, name=found["model_class"], device="fake")
+            captured = capture_step(module, again, list(given), mixed_precision=precision or None, strict=False, name=found["model_class"], device="fake")
+            _let_go(captured.document["inputs"], own.gone or [])
+            return captured
         except Exception as error:
             note(f"what the script does behind its model cannot be run again ({type(error).__name__}: {error}): {_STANDS.get(found['loss']['kind'], 'a mean')} stands for it")
     elif script_step.why_not():

@@ -129,6 +129,11 @@ def has(module) -> bool:
     return _tape is not None and _tape.has(module)
 
 
+def backward_begins() -> None:
+    if _tape is not None:
+        _tape.backward_begins()
+
+
 def given_storages() -> set:
     return set() if _tape is None else _tape.given_storages()
 
@@ -208,6 +213,8 @@ class Tape:
         self.broken = ""
         self.given: list = []  # tensors that the step did not make, without storage
         self._addresses: list = []  # of their storages
+        self._givers: list = []  # weak references to them
+        self.gone: list | None = None  # which of them nobody has any more when backward begins
         self._rows: list[tuple] = []
         self._mode = mode
         self._slots: dict[int, tuple[_Slot, weakref.ref]] = {}
@@ -338,6 +345,11 @@ class Tape:
         self._rows.append(("backward", slot[0].index))
         self.whole = not self.broken
 
+    def backward_begins(self) -> None:
+        """The script, or autograd, still has what it has saved of the batch, or has let go of it."""
+        if self.gone is None:
+            self.gone = [number for number, giver in enumerate(self._givers) if giver() is None]
+
     def given_storages(self) -> set:
         return set(self._addresses)
 
@@ -380,6 +392,7 @@ class Tape:
             self.broken = self.broken or f"it works on a {type(leaf).__name__}"
         slot = self._new_slot(leaf)
         self._addresses.append(beside.address_of(leaf))
+        self._givers.append(weakref.ref(leaf))
         with torch._C.DisableTorchFunction():
             given = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
         # A gradient penalty's input; other modules' parameters are no part of this model.
@@ -404,7 +417,7 @@ class Tape:
         """Tensors that were first seen since."""
         for key in self._slots.keys() - known:
             self._slots.pop(key)
-        del self.given[given:], self._addresses[given:]
+        del self.given[given:], self._addresses[given:], self._givers[given:]
 
     def _slot_of_result(self, tensor, derived: bool) -> _Slot:
         slot = self._slots[id(tensor)][0] if id(tensor) in self._slots else self._new_slot(tensor)

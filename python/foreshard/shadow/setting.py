@@ -18,7 +18,6 @@ _roots: list = []  # weak references to modules that FSDP or DDP was put on, out
 _replicas: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # replicate()'s DDP by module
 _first_call: dict = {}  # the root's first batch: args, kwargs, autocast
 _clip: float | None = None
-_init = ""
 _scaler = False
 _checkpointed: dict[str, dict] = {}
 _optimizer_of_step: weakref.ref | None = None
@@ -40,6 +39,7 @@ def begin() -> None:
     after_import("torch.distributed.fsdp._fully_shard._fsdp_state", _watch_fsdp2_forward)
     after_import("torch.distributed.fsdp.fully_sharded_data_parallel", _watch_fsdp1)
     sequence.begin()
+    after_import("torch.distributed.tensor._api", tensor_plan.watch_distribution)
     after_import("torch.nn.parallel.distributed", _watch_ddp)
     after_import("torch.distributed._composable.replicate", _watch_replicate)
     after_import("torch.nn.utils.clip_grad", _watch_clip)
@@ -101,21 +101,12 @@ def _trains_alone(module) -> bool:
     return plain and any(p.requires_grad and p.is_cuda for p in parameters)
 
 
-def _made_on(module) -> None:
-    """Where parameters are before anything is sharded: "meta", "device" or "host"."""
-    global _init
-    first = module[0] if isinstance(module, (list, tuple)) else module
-    parameter = next(first.parameters(), None)
-    if not _init and parameter is not None:
-        _init = {"meta": "meta", "cpu": "host"}.get(parameter.device.type, "device")
-
-
 def _watch_fully_shard(python_module, name: str) -> None:
     inner = getattr(python_module, name)
 
     @functools.wraps(inner)
     def fully_shard(module, *args, **kwargs):
-        _made_on(module)
+        tensor_plan.before_sharding(module)
         result = inner(module, *args, **kwargs)
         for each in module if isinstance(module, (list, tuple)) else [module]:
             _remember(each)
@@ -152,7 +143,7 @@ def _watch_fsdp1(python_module) -> None:
 
     @functools.wraps(init)
     def wrap(self, *args, **kwargs):
-        _made_on(args[0] if args else kwargs["module"])
+        tensor_plan.before_sharding(args[0] if args else kwargs["module"])
         init(self, *args, **kwargs)
         _remember(self)
 
@@ -325,6 +316,7 @@ def _may_train(module) -> bool:
 
 def backward_begins() -> None:
     root = _root()
+    script_step.backward_begins()
     if steps.is_first():
         beside.backward_begins(root, script_step.storages())
     if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and (not steps.is_first() or turns.count()):
@@ -424,7 +416,7 @@ def optimizer_steps(optimizer) -> None:
         "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
         "optimizer": _optimizer(optimizer),
         "frozen": _frozen(root), "ignored": units.ignored(root) if runtime == "fsdp2" else [], "tied": units.tied(root), "autocast": _first_call.get("autocast", ""),
-        "batch": _batch(torch), "init": _init,
+        "batch": _batch(torch), "init": tensor_plan.made_where(_root()),
     }  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from .reads import values
 
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 COUNTS = {"retries": "num_alloc_retries", "ooms": "num_ooms"}
+_LEAST_GROWTH = 2**16  # bytes a step; less are figures that a script keeps
 _MOST_AGAIN = 8  # steps of turns that are known, while a new one is awaited: a judge steps five times before what it judges
 
 _state: _Steps | None = None
@@ -135,6 +136,7 @@ class _Steps:
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._last_ns = 0
         self._stepped_row: dict = {}  # figures until the latest optimizer's end
+        self._current, self._left = 0, []  # bytes that are allocated; what each step has left when the next one begins
         self.optimizers: dict[int, weakref.WeakSet] = {}  # that have stepped, by turn
         self._now = weakref.WeakSet()  # since the last end
         self._stepped: set[int] = set()  # their ids
@@ -246,6 +248,7 @@ class _Steps:
 
         self._fold(torch)
         statistics = torch.cuda.memory_stats()
+        self._current = statistics.get("allocated_bytes.all.current", 0)
         row = dict(self._peaks) | {name: statistics.get(key, 0) for name, key in COUNTS.items()}
         return row | {"virtual_ns": device.done_ns() - self._last_ns}
 
@@ -264,6 +267,7 @@ class _Steps:
         row = self._stepped_row if last else self._row()
         self._last_ns += row["virtual_ns"]
         self.figures.append(row | {"turn": turn})
+        self._left += [] if last else [self._current]
         passes, self.passes, self.forwards = self.passes, [], 0
         self.optimizers.setdefault(turn, weakref.WeakSet()).update(self._now)
         if self._next_turn(turn):
@@ -290,8 +294,15 @@ class _Steps:
         if self._ended:
             return
         self._ended = True
+        self._tell_growth()
         _watcher.finish()
         report.end(code)
+
+    def _tell_growth(self) -> None:
+        grown = [after - before for before, after in zip(self._left, self._left[1:])]
+        if len(self._turns) == 1 and len(grown) > 1 and min(grown) >= _LEAST_GROWTH and max(grown) < 2 * min(grown):
+            note(f"every step leaves {min(grown) / 2**20:.2f} MiB more on the device than the one before, which no plan has: something is not let go of (a list "
+                 "of outputs; what a recomputed block's collective makes, if nobody waits for it)")  # fmt: skip
 
     def script_ends(self) -> None:
         if self._ended or "torch" not in sys.modules or os.getpid() != _process:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 import types
 import weakref
 
@@ -16,6 +17,8 @@ from .expert_weights import are_experts
 from .notes import note
 
 _numbers: dict[tuple[int, str], tuple] = {}  # by module and attribute: the module, the whole number that the attribute was at first
+_made = ""
+_cut_in_order: list = []  # weak references to modules as the script cuts them
 
 
 def watch_numbers(python_module) -> None:
@@ -31,6 +34,49 @@ def watch_numbers(python_module) -> None:
         inner(self, name, value)
 
     python_module.Module.__setattr__ = set_attribute
+
+
+def made_where(root) -> str:
+    """Where parameters are before anything shards them: "meta", "device", "host", or "parts" of a mesh on the device."""
+    return _made if _made != "device" or not _blocks_first(root) else "device_blocks_first"
+
+
+def _blocks_first(root) -> bool:
+    """Whether what lies in lists of modules was cut before what stands outside of them."""
+    inside = {id(part) for name, part in root.named_modules() if any(word.isdigit() for word in name.split("."))}
+    order = [id(module()) in inside for module in _cut_in_order if module() is not None]
+    return True in order and False in order and order.index(True) < order.index(False)
+
+
+def before_sharding(module) -> None:
+    """FSDP is about to be put on the module, or a list of them."""
+    global _made
+    first = module[0] if isinstance(module, (list, tuple)) else module
+    parameter = next(first.parameters(), None)
+    if not _made and parameter is not None:
+        there = "parts" if any(hasattr(each, "device_mesh") for each in first.parameters()) else "device"
+        _made = {"meta": "meta", "cpu": "host"}.get(parameter.device.type, there)
+
+
+def watch_distribution(python_module) -> None:
+    """Parameters that are cut over tensor ranks are whole where they have been made."""
+    inner = python_module.distribute_tensor
+
+    @functools.wraps(inner)
+    def distribute_tensor(tensor, *args, **kwargs):
+        global _made
+        if not _made and isinstance(tensor, sys.modules["torch"].nn.Parameter) and not hasattr(tensor, "device_mesh"):
+            _made = {"cuda": "device", "cpu": "host"}.get(tensor.device.type, "")
+        return inner(tensor, *args, **kwargs)
+
+    distributes = python_module.distribute_module
+
+    @functools.wraps(distributes)
+    def distribute_module(module, *args, **kwargs):
+        _cut_in_order.append(weakref.ref(module))
+        return distributes(module, *args, **kwargs)
+
+    python_module.distribute_tensor, python_module.distribute_module = distribute_tensor, distribute_module
 
 
 def whole_number(module, name: str, value, ranks: int):

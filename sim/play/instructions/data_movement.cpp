@@ -6,7 +6,7 @@
 
 #include "core/instruction_spans.h"
 #include "core/runtime_layouts.h"
-#include "sim/play/copy_arguments.h"
+#include "sim/play/instructions/copy_arguments.h"
 
 namespace foreshard {
 namespace {

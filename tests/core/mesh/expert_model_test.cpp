@@ -294,6 +294,71 @@ TEST(ExpertModel, ChosenTokensGoToTheirExpertsAndComeBack) {
   EXPECT_FALSE(sends_chosen_tokens(rank_model(whole_model(job), job).value()));
 }
 
+/// The same with a bias of each expert, picked for each of its rows (GPT-OSS).
+Model with_biases(Model model) {
+  const auto product = std::find_if(model.ops.begin(), model.ops.end(),
+                                    [](const Op& op) { return op.name == "aten._grouped_mm.default"; });
+  const ValueId rows = product->out.front(), ends = std::get<ValueRef>(product->args[2].value).id;
+  const auto sum =
+      std::find_if(model.ops.begin(), model.ops.end(), [&](const Op& op) { return op.out == std::vector{ends}; });
+  const ParamId bias(model.params.size());
+  ParamInfo param;
+  param.fqn = model.modules[product->module.index()].fqn + ".bias";
+  param.shape = {kExperts, 2 * 96};
+  param.owner = product->module;
+  model.params.push_back(param);
+  model.modules[product->module.index()].params.push_back(bias);
+  const auto value = [&](const std::string& name, const Shape& shape, DType dtype) {
+    model.values.push_back({name, shape, dtype});
+    return ValueId(model.values.size() - 1);
+  };
+  const std::int64_t pairs = model.values[rows.index()].shape.front();
+  const auto op = [&](const char* name, ArgList args, ValueId out) {
+    Op one = *product;
+    one.name = name;
+    one.args = std::move(args);
+    one.kwargs.clear();
+    one.out = {out};
+    return one;
+  };
+  const ValueId places = value("places", {pairs}, DType::Int64);
+  const ValueId picked = value("picked", {pairs, 2 * 96}, DType::BFloat16);
+  const ValueId biased = value("biased", {pairs, 2 * 96}, DType::BFloat16);
+  const std::vector<Op> more{
+      op("aten.repeat_interleave.Tensor", {sum->args.front()}, places),
+      op("aten.index_select.default", {Arg{ParamRef{bias}}, Arg{std::int64_t{0}}, Arg{ValueRef{places}}}, picked),
+      op("aten.add.Tensor", {Arg{ValueRef{rows}}, Arg{ValueRef{picked}}}, biased)};
+  const auto at = product - model.ops.begin() + 1;
+  for (ValueInfo& each : model.values)
+    if (each.held.op >= at) each.held.op += 3;
+  if (model.loss_begin >= at) model.loss_begin += 3;
+  EXPECT_EQ(model.ops[static_cast<std::size_t>(at)].name, "aten.split.Tensor");
+  model.ops[static_cast<std::size_t>(at)].args.front() = Arg{ValueRef{biased}};
+  model.ops.insert(model.ops.begin() + at, more.begin(), more.end());
+  return model;
+}
+
+TEST(ExpertModel, BiasesOfExpertsArePickedForTheRowsThatCome) {
+  const Job job = job_of();
+  const Model model = rank_model(with_biases(mixtral(job)), job).value();
+  const auto shape = [&](const Op& op) { return model.values[op.out.front().index()].shape; };
+  const std::int64_t received = 2 * 48, padded = received + 2 * 8;
+  const auto* sizes = std::get_if<ValueRef>(&only(model, "aten.repeat_interleave.Tensor", 0).args.front().value);
+  ASSERT_NE(sizes, nullptr);
+  EXPECT_EQ(model.values[sizes->id.index()].shape, (Shape{kExperts / kExpertRanks}));
+  EXPECT_EQ(shape(only(model, "aten.index_select.default", 0)), (Shape{received, 2 * 96}));
+  EXPECT_EQ(model.params.back().shape, (Shape{kExperts / kExpertRanks, 2 * 96}));
+  // Zeros stand behind what came, as long as the padded rows that it is added to.
+  const auto makes = [&](const char* name, const Shape& made) {
+    return std::any_of(model.ops.begin(), model.ops.end(),
+                       [&](const Op& op) { return op.name == name && shape(op) == made; });
+  };
+  EXPECT_TRUE(makes("aten.new_zeros.default", {padded - received, 2 * 96}));
+  EXPECT_TRUE(makes("aten.cat.default", {padded, 2 * 96}));
+  EXPECT_GE(told_how_many_rows(model), 0);  // as many as the plan takes to be missing: not run
+  EXPECT_TRUE(build_plan(model, job).has_value());
+}
+
 TEST(ExpertModel, ProgramsThatAreToldHowManyRowsComeCannotBeRun) {
   const Job job = job_of();
   const Model model = rank_model(mixtral(job), job).value();

@@ -278,5 +278,23 @@ TEST(OwnStyles, WeightsThatAreTiedBehindThePlanAreOneTensorsPart) {
   EXPECT_TRUE(has_row(rank_model(llama(job, true), job).value(), "lm_head.weight", "untied"));
 }
 
+TEST(OwnStyles, WordsOfScriptsSayWhichStyleTheyAre) {
+  const auto hint = [](const char* word) {
+    Job job = job_of();
+    job.mesh.plan = {{"lm_head", word}};
+    const auto model = rank_model(llama(job), job);
+    return model ? std::string() : model.error().hint;
+  };
+  const auto asks = [](const char* style) {
+    return "did you mean \"" + std::string(style) + "\"? docs/meshes.md says what each does";
+  };
+  EXPECT_EQ(hint("ColwiseParallel"), asks("colwise"));
+  EXPECT_EQ(hint("RowwiseParallel()"), asks("rowwise"));
+  EXPECT_EQ(hint("sequence_parallel"), asks("sequence"));
+  EXPECT_EQ(hint("colwise_gather_output"), asks("colwise"));
+  EXPECT_EQ(hint("colwsie"), asks("colwise"));
+  EXPECT_EQ(hint("diagonal"), "docs/meshes.md says what each does");
+}
+
 }  // namespace
 }  // namespace foreshard

@@ -215,6 +215,10 @@ TEST(ReplicatedModel, PackedMatricesOfExpertsAreNoTrapAndTheirTermsAreSummedAtTh
   };
   EXPECT_TRUE(has("packed"));
   EXPECT_FALSE(has("fused"));  // trap 53
+  std::vector<std::int64_t> parts;
+  for (const ParamInfo& param : model.params)
+    if (param.fqn.find(".experts.") != std::string::npos) parts.push_back(packed_parts(model, param));
+  EXPECT_EQ(parts, (std::vector<std::int64_t>{2, 1}));  // gate and value; what reads their product
   std::vector<Shape> summed;
   for (const Op& op : model.ops) {
     const bool experts = op.module.valid() && model.modules[op.module.index()].fqn == "model.layers.0.mlp.experts";

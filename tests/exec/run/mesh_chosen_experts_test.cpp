@@ -51,6 +51,17 @@ TEST(MeshChosenExperts, BesideTensorRanks) {
   }
 }
 
+/// Gate and value lie in one matrix, of each of which a rank has its rows (Transformers' packed_colwise): no trap 53.
+TEST(MeshChosenExperts, EachOnesPackedMatricesAreCutPartByPart) {
+  const RecordedRun plain = run_of(chosen("mixtral_tiny", 2, 1));
+  Job job = chosen("mixtral_tiny", 4, 1);
+  job.model.batch = kTinyRows / 2;
+  job.mesh.tensor = 2;
+  job.mesh.sequence_parallel = job.mesh.loss_parallel = false;
+  job.mesh.plan = {{"model.layers.*.mlp.experts", "packed_expert_tensor"}};
+  expect_run(job, plain, kMovedToken);
+}
+
 TEST(MeshChosenExperts, BesideASharedSequence) {
   const auto shared = [](const char* model, int world, int ranks, int context) {
     Job job = chosen(model, world, ranks);

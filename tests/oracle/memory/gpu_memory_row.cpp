@@ -477,7 +477,7 @@ MemoryRow read_memory_job(const Json& row) {
   job.cluster.ranks_per_node = get<std::int64_t>(config, "gpus_per_node", 8);
   job.cluster.rank = get<std::int64_t>(config, "rank", 0);
   job.cluster.init = get<std::string>(config, "init", "meta") == "meta" ? "meta" : "device";
-  if (given("mesh") && version == 1) job.cluster.init = "device";  // the script materialises the model itself
+  if (given("mesh") && version == 1) job.cluster.init = "parts";  // the script materialises the model itself
   if (fsdp.contains("mesh") && fsdp["mesh"].is_array() && fsdp["mesh"].size() == 2) {
     if (version == 2) job.fsdp.strategy = Strategy::HybridShard;
     job.cluster.shard_group = fsdp["mesh"][1].get<std::int64_t>();

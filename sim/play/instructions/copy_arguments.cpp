@@ -1,4 +1,4 @@
-#include "sim/play/copy_arguments.h"
+#include "sim/play/instructions/copy_arguments.h"
 
 #include <algorithm>
 #include <cmath>
