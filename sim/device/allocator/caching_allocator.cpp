@@ -40,7 +40,7 @@ BlockHandle CachingAllocator::allocate(Bytes bytes, int stream) {
 }
 
 /// A6, where no cached block serves.
-BlockHandle CachingAllocator::make_room(std::size_t pool, Bytes size, Bytes requested) {
+[[gnu::noinline]] BlockHandle CachingAllocator::make_room(std::size_t pool, Bytes size, Bytes requested) {
   if (settings_.memory_fraction > 0 && settings_.garbage_collection_threshold > 0) segments_.collect_garbage();
   BlockHandle found = segments_.take(pool, size);
   if (found == kNoBlock) {

@@ -9,24 +9,23 @@ namespace foreshard {
 // ------------------------------------------------------------------------------------------------ free sets
 
 // Size and address as the caller has them: read back right after they were written, they would stall the processor.
-void Pools::insert(BlockHandle h, Block& block, Bytes size, Bytes address) {
+void Pools::insert(FreeSet& set, BlockHandle h, Block& block, Bytes size, Bytes address) {
   block.age = searches_;
-  pools_[block.pool()].free.insert({size, address, h});
+  set.insert({size, address, h});
 }
 
-void Pools::erase(BlockHandle h) {
-  const Block& block = blocks_[h];
-  const bool erased = pools_[block.pool()].free.erase({block.size, block.address, h});
+void Pools::erase(FreeSet& set, BlockHandle h) {
+  const bool erased = set.erase({blocks_[h].size, blocks_[h].address, h});
   FORESHARD_CHECK(erased, "a free block stands in its pool");
 }
 
-void Pools::insert_unmapped(BlockHandle h) {
+[[gnu::noinline]] void Pools::insert_unmapped(BlockHandle h) {
   std::vector<BlockHandle>& set = pools_[blocks_[h].pool()].unmapped;
   const auto before = [this](BlockHandle a, BlockHandle b) { return blocks_[a].address < blocks_[b].address; };
   set.insert(std::lower_bound(set.begin(), set.end(), h, before), h);
 }
 
-void Pools::erase_unmapped(BlockHandle h) {
+[[gnu::noinline]] void Pools::erase_unmapped(BlockHandle h) {
   std::vector<BlockHandle>& set = pools_[blocks_[h].pool()].unmapped;
   const auto it = std::find(set.begin(), set.end(), h);
   FORESHARD_CHECK(it != set.end(), "an unmapped block stands in its pool");
@@ -36,7 +35,7 @@ void Pools::erase_unmapped(BlockHandle h) {
 // ------------------------------------------------------------------------------------------------ handing out
 
 /// A10: what a block can still grow to counts as its size.
-FreeSet::Cursor Pools::most_growth(const FreeSet& set, FreeSet::Cursor at) const {
+[[gnu::noinline]] FreeSet::Cursor Pools::most_growth(const FreeSet& set, FreeSet::Cursor at) const {
   const auto extent = [this](BlockHandle h) {
     const Block& block = blocks_[h];
     const bool grows = block.next != kNoBlock && !blocks_[block.next].mapped;
@@ -71,16 +70,11 @@ bool Pools::should_split(const Block& block, Bytes size) const {  // A5
 }
 
 /// What is left of the block goes back to its pool.
-BlockHandle Pools::split(BlockHandle rest, Bytes size, bool was_split) {
-  const BlockHandle h = blocks_.make_before(rest);
-  Block& block = blocks_[h];
+BlockHandle Pools::split(FreeSet& set, BlockHandle rest, Bytes size, bool was_split) {
+  const BlockHandle h = blocks_.cut(rest, size);
   Block& tail = blocks_[rest];
-  const Bytes rest_address = tail.address + size, rest_size = tail.size - size;
-  block.address = tail.address;
-  block.size = size;
-  tail.address = rest_address;
-  tail.size = rest_size;
-  insert(rest, tail, rest_size, rest_address);
+  const Bytes rest_size = tail.size;
+  insert(set, rest, tail, rest_size, tail.address);
   if (tail.expandable < 0) {  // pages of expandable segments can always be given back
     if (was_split)
       ledger_.stats.inactive_split.remove(size);
@@ -90,11 +84,11 @@ BlockHandle Pools::split(BlockHandle rest, Bytes size, bool was_split) {
   return h;
 }
 
-BlockHandle Pools::hand_out(BlockHandle h, Bytes size, Bytes requested) {
+BlockHandle Pools::hand_out(FreeSet& set, BlockHandle h, Bytes size, Bytes requested) {
   const bool was_split = blocks_[h].is_split();
   AllocatorStats& stats = ledger_.stats;
   if (should_split(blocks_[h], size)) {
-    h = split(h, size, was_split);
+    h = split(set, h, size, was_split);
   } else {
     size = blocks_[h].size;
     if (was_split && blocks_[h].expandable < 0) stats.inactive_split.remove(size);
@@ -111,21 +105,24 @@ BlockHandle Pools::hand_out(BlockHandle h, Bytes size, Bytes requested) {
   return h;
 }
 
-BlockHandle Pools::take(std::size_t pool, Bytes size, Bytes requested) {
-  const BlockHandle found = find(pools_[pool].free, size);
-  return found == kNoBlock ? kNoBlock : hand_out(found, size, requested);
+// All that happens between here and the free set is one function: it runs for every kernel of every layer.
+[[gnu::flatten]] BlockHandle Pools::take(std::size_t pool, Bytes size, Bytes requested) {
+  FreeSet& set = pools_[pool].free;
+  const BlockHandle found = find(set, size);
+  return found == kNoBlock ? kNoBlock : hand_out(set, found, size, requested);
 }
 
 // ------------------------------------------------------------------------------------------------ taking back
 
-Bytes Pools::take_back(BlockHandle h) {
+[[gnu::flatten]] Bytes Pools::take_back(BlockHandle h) {
   Block& block = blocks_[h];
   AllocatorStats& stats = ledger_.stats;
   const Bytes size = block.size;
   ledger_.note(MemoryAction::FreeCompleted, block.address, block.requested, block.stream);
-  Bytes merged = merge(h, block.prev);
-  merged += merge(h, block.next);
-  insert(h, block, size + merged, block.address);
+  FreeSet& set = free_of(h);
+  Bytes merged = block.prev == kNoBlock ? 0 : merge_neighbour(set, h, block.prev);
+  merged += block.next == kNoBlock ? 0 : merge_neighbour(set, h, block.next);
+  insert(set, h, block, size + merged, block.address);
   Bytes change = 0;
   if (block.expandable < 0) {
     change = (block.is_split() ? size + merged : 0) - merged;
@@ -137,12 +134,12 @@ Bytes Pools::take_back(BlockHandle h) {
   return change;
 }
 
-Bytes Pools::merge_neighbour(BlockHandle into, BlockHandle from) {
+Bytes Pools::merge_neighbour(FreeSet& set, BlockHandle into, BlockHandle from) {
   const Block& source = blocks_[from];
   if (source.allocated || source.pending > 0 || source.mapped != blocks_[into].mapped) return 0;
   const Bytes size = source.size;
   if (source.mapped)
-    erase(from);
+    erase(set, from);
   else
     erase_unmapped(from);
   blocks_.join(into, from);

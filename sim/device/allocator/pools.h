@@ -27,16 +27,20 @@ class Pools {
   /// The best fit of the pool's free blocks, cut to size and handed out. kNoBlock: none serves.
   BlockHandle take(std::size_t pool, Bytes size, Bytes requested);
   /// A block that stands in no pool, cut to size; what is left of it is free.
-  BlockHandle hand_out(BlockHandle h, Bytes size, Bytes requested);
+  BlockHandle hand_out(BlockHandle h, Bytes size, Bytes requested) {
+    return hand_out(free_of(h), h, size, requested);
+  }
   /// A block whose free has completed joins its free neighbours in its pool. The change of inactive_split bytes.
   Bytes take_back(BlockHandle h);
 
-  void insert(BlockHandle h) { insert(h, blocks_[h], blocks_[h].size, blocks_[h].address); }
-  void erase(BlockHandle h);
+  void insert(BlockHandle h) { insert(free_of(h), h, blocks_[h], blocks_[h].size, blocks_[h].address); }
+  void erase(BlockHandle h) { erase(free_of(h), h); }
   void insert_unmapped(BlockHandle h);
   void erase_unmapped(BlockHandle h);
   /// Joins `from` to its neighbour if both are free and alike. Bytes that `into` grew by.
-  Bytes merge(BlockHandle into, BlockHandle from) { return from == kNoBlock ? 0 : merge_neighbour(into, from); }
+  Bytes merge(BlockHandle into, BlockHandle from) {
+    return from == kNoBlock ? 0 : merge_neighbour(free_of(into), into, from);
+  }
 
   /// Searches since the block became free (A9).
   std::int64_t age(BlockHandle h) const { return searches_ - blocks_[h].age; }
@@ -49,12 +53,15 @@ class Pools {
     std::vector<BlockHandle> unmapped;
   };
 
+  FreeSet& free_of(BlockHandle h) { return pools_[blocks_[h].pool()].free; }
   BlockHandle find(FreeSet& set, Bytes size);
   FreeSet::Cursor most_growth(const FreeSet& set, FreeSet::Cursor at) const;
   bool should_split(const Block& block, Bytes size) const;
-  BlockHandle split(BlockHandle h, Bytes size, bool was_split);
-  void insert(BlockHandle h, Block& block, Bytes size, Bytes address);
-  Bytes merge_neighbour(BlockHandle into, BlockHandle from);
+  BlockHandle hand_out(FreeSet& set, BlockHandle h, Bytes size, Bytes requested);
+  BlockHandle split(FreeSet& set, BlockHandle h, Bytes size, bool was_split);
+  void insert(FreeSet& set, BlockHandle h, Block& block, Bytes size, Bytes address);
+  void erase(FreeSet& set, BlockHandle h);
+  Bytes merge_neighbour(FreeSet& set, BlockHandle into, BlockHandle from);
 
   const AllocatorSettings& settings_;
   Blocks& blocks_;

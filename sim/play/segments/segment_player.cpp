@@ -229,10 +229,10 @@ void SegmentPlayer::launch(Run& run, const TimedKernel& timed, const Kernel& ker
   if (run.start < 0) run.start = span.start;
 }
 
-bool SegmentPlayer::memory_events(const Run& run, std::int32_t begin, std::int32_t end) {
-  if (begin == end) return true;
+bool SegmentPlayer::play_events(const Run& run, std::int32_t begin, std::int32_t end) {
+  const MemoryEvent* const events = run.list.events.data();
   for (std::int32_t e = begin; e < end; ++e) {
-    const MemoryEvent event = run.list.events[static_cast<std::size_t>(e)];
+    const MemoryEvent event = events[e];
     if (event.noted)
       storages_.note_use(storages_.place_of_freed(event, run.instance));
     else if (!event.alloc)

@@ -86,7 +86,10 @@ class SegmentPlayer {
   bool run_kernel(Run& run, std::size_t k);
   bool play_additions(Run& run, std::size_t k);
   bool add(Run& run, const GradientAdditions::Addition& addition);
-  bool memory_events(const Run& run, std::int32_t begin, std::int32_t end);
+  bool memory_events(const Run& run, std::int32_t begin, std::int32_t end) {
+    return begin == end || play_events(run, begin, end);
+  }
+  bool play_events(const Run& run, std::int32_t begin, std::int32_t end);
   void launch(Run& run, const TimedKernel& timed, const Kernel& kernel);
   bool gradients_without_operators(const Instruction& i);
   /// What a module keeps until the next forward makes another of it.
