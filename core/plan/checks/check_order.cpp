@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <utility>
 
 #include "core/plan/checks/check_parts.h"
 #include "core/plan/form/plan_writer.h"
@@ -55,6 +56,12 @@ Verdict check_compute_is_gathered(const Plan& plan) {
   Verdict verdict;
   std::vector<Gather> gathers(plan.units.size());
   std::int64_t looked = 0;
+  const PlanIteration* asked = nullptr;
+  bool plain = false;
+  const auto trains_plainly = [&](const PlanIteration& iteration) {
+    if (std::exchange(asked, &iteration) != &iteration) plain = is_plain_training(iteration);
+    return plain;
+  };
   const auto note_memory = [&](const Instruction& i) {
     if (i.buffer.what != BufferWhat::Full || !i.buffer.unit.valid()) return;
     Gather& gather = gathers[i.buffer.unit.index()];
@@ -75,7 +82,7 @@ Verdict check_compute_is_gathered(const Plan& plan) {
     const std::optional<UnitId> unit = unit_of_run(plan, i);
     if (!unit || !is_sharded(plan.units[unit->index()])) return;
     // A backward may not need the parameters (gradients of a first layer, F2-24): only plain training decides.
-    if (i.kind == InstructionKind::Backward && !is_plain_training(iteration)) return;
+    if (i.kind == InstructionKind::Backward && !trains_plainly(iteration)) return;
     ++looked;
     const Gather& gather = gathers[unit->index()];
     if (gather.id == 0) return verdict.finding.wrong(show(plan, id, i) + " runs, but nothing gathered the unit before");

@@ -49,6 +49,12 @@ class PendingFrees {
     else
       poll_each(complete);
   }
+  /// Whether so many polls, the last at `host` at the latest but for what they cost themselves, would find nothing done.
+  bool waits_beyond(SimTime host, std::int64_t polls) const {
+    return clock_.mode() == ClockMode::Model && first_ > host + polls * questions_;
+  }
+  /// What a poll costs that finds nothing done.
+  SimDuration questions() const { return questions_; }
   /// The host waits for all of them.
   template <class Complete>
   void synchronize(const Complete& complete) {

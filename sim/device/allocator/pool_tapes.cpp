@@ -43,6 +43,10 @@ bool PoolTapes::follows(int stream) const {
   return decks_[pool_of(stream, false)].followed != nullptr && decks_[pool_of(stream, true)].followed != nullptr;
 }
 
+bool PoolTapes::answers(int stream) const {
+  return decks_[pool_of(stream, false)].followed != nullptr || decks_[pool_of(stream, true)].followed != nullptr;
+}
+
 void PoolTapes::end() {
   for (std::size_t pool = 0; pool < decks_.size(); ++pool) {
     if (decks_[pool].followed != nullptr) leave(pool);
