@@ -73,8 +73,7 @@ const StreamClocks::Clock* StreamClocks::find(EventId event) const {
 }
 
 bool records_event(const Instruction& i) {  // R7: on a stream, a push records the event that it queues
-  return i.kind == InstructionKind::RecordEvent ||
-         (i.kind == InstructionKind::LimiterPush && i.stream != Stream::Host);
+  return i.kind == InstructionKind::RecordEvent || (i.kind == InstructionKind::LimiterPush && i.stream != Stream::Host);
 }
 
 void StreamClocks::apply_work(const Instruction& i, std::int64_t id) {

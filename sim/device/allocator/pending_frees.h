@@ -49,7 +49,8 @@ class PendingFrees {
     else
       poll_each(complete);
   }
-  /// Whether so many polls, the last at `host` at the latest but for what they cost themselves, would find nothing done.
+  /// Whether so many polls, the last at `host` at the latest but for what they cost themselves, would find nothing
+  /// done.
   bool waits_beyond(SimTime host, std::int64_t polls) const {
     return clock_.mode() == ClockMode::Model && first_ > host + polls * questions_;
   }

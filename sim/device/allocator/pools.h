@@ -28,9 +28,7 @@ class Pools {
   /// The best fit of the pool's free blocks, cut to size and handed out. kNoBlock: none serves.
   BlockHandle take(std::size_t pool, Bytes size, Bytes requested);
   /// A block that stands in no pool, cut to size; what is left of it is free.
-  BlockHandle hand_out(BlockHandle h, Bytes size, Bytes requested) {
-    return hand_out(free_of(h), h, size, requested);
-  }
+  BlockHandle hand_out(BlockHandle h, Bytes size, Bytes requested) { return hand_out(free_of(h), h, size, requested); }
   /// A block whose free has completed joins its free neighbours in its pool. The change of inactive_split bytes.
   Bytes take_back(BlockHandle h);
 

@@ -46,8 +46,8 @@ bool DeferredLaunches::begin(const Run& run) {
   const SimTime host = device.clock.host();
   if (pending.any()) {
     // Nothing holds the host in the run, and all polls are over before the first of those that wait is done.
-    const bool straight = run.launches->waits.empty() &&
-                          device.clock.queue(kCompute).takes(run.launches->launches.size(), host);
+    const bool straight =
+        run.launches->waits.empty() && device.clock.queue(kCompute).takes(run.launches->launches.size(), host);
     if (!straight || !pending.waits_beyond(host + run.launches->host, run.deferrable->all_polls)) return false;
   }
   run_ = run;

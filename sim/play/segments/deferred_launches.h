@@ -57,8 +57,8 @@ class DeferredLaunches {
   PlayContext& context_;
   Run run_;
   std::int32_t event_ = 0;
-  SimTime begun_ = 0;           // of the host
-  SimDuration poll_ = 0;        // what one costs
+  SimTime begun_ = 0;                     // of the host
+  SimDuration poll_ = 0;                  // what one costs
   std::vector<SimDuration> host_before_;  // each launch
 };
 

@@ -120,9 +120,8 @@ bool SegmentPlayer::play_run(Run& run) {
   const bool keep = run.keep = device.activity.keep_spans;
   if (!per_kernel_) device.activity.keep_spans = false;
   if (recorder_.records()) recorder_.begin(run.list, run.instance, workspaces_.made(), workspaces_.bytes());
-  bool ok = true;
   if (run.first == 0) device.clock.host_cost(device.cost.segment_host());
-  ok = defer(run) ? play_deferred(run) : play_kernels(run, run.first);
+  const bool ok = defer(run) ? play_deferred(run) : play_kernels(run, run.first);
   if (recorder_.open()) recorder_.end(ok, run.additions.size());
   device.activity.keep_spans = keep;
   if (!keep) return ok;

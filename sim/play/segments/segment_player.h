@@ -132,7 +132,7 @@ class SegmentPlayer {
   GradientAdditions additions_;
   bool per_kernel_;
   RankSpeed speed_;
-  bool defers_;                        // runs are whole, and nobody writes down when memory is asked for
+  bool defers_;  // runs are whole, and nobody writes down when memory is asked for
   std::vector<std::optional<DeferrableList>> deferrable_;  // by number of the list, once asked
   std::uint64_t runs_ = 0;
   std::vector<bool> begun_;  // by instance: its backward's early kernels have run; empty where no segment has any
