@@ -32,7 +32,7 @@ CachingAllocator::CachingAllocator(const AllocatorSettings& settings, DriverMemo
   return block != kNoBlock ? block : make_room(pool, size, bytes);
 }
 
-[[gnu::noinline]] BlockHandle CachingAllocator::allocate_taped(std::size_t pool, Bytes size, Bytes requested) {
+[[gnu::noinline, gnu::flatten]] BlockHandle CachingAllocator::allocate_taped(std::size_t pool, Bytes size, Bytes requested) {
   BlockHandle block = tapes_.allocate(pool, size, requested);
   if (block != kNoBlock) return block;  // else the tape ended, or there is none
   const PoolTapes::Before before = tapes_.before();
@@ -93,7 +93,7 @@ void CachingAllocator::complete(BlockHandle h) {
   pools_.take_back(h);
 }
 
-[[gnu::noinline]] void CachingAllocator::complete_taped(BlockHandle h) {
+[[gnu::noinline, gnu::flatten]] void CachingAllocator::complete_taped(BlockHandle h) {
   if (!tapes_.free(h)) tapes_.freed(h, pools_.take_back(h));
 }
 
