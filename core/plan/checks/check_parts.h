@@ -94,17 +94,21 @@ struct Verdict {
   std::string undecided;  // not empty: a plan does not decide it, and why
 };
 
-Verdict check_compute_is_gathered(const Plan& plan);  // V1
-Verdict check_buffers_balance(const Plan& plan);      // V2
-Verdict check_collective_counts(const Plan& plan);    // V3
-Verdict check_reductions_order(const Plan& plan);     // V5
-Verdict check_root_waits(const Plan& plan);           // V6
-Verdict check_limiter(const Plan& plan);              // V7
-Verdict check_divide_factors(const Plan& plan);       // V8
-Verdict check_backward_order(const Plan& plan);       // V9
-Verdict check_fsdp2_buffers(const Plan& plan);        // V11
-Verdict check_ledger(const Plan& plan);               // V14
-Verdict check_forward_prefetch(const Plan& plan);     // V15
-Verdict check_communicators(const Plan& plan);        // V16
+/// V1 and V5, which look at the same waits.
+struct OrderVerdicts {
+  Verdict gathered, reduced;
+};
+OrderVerdicts check_order(const Plan& plan);
+
+Verdict check_buffers_balance(const Plan& plan);    // V2
+Verdict check_collective_counts(const Plan& plan);  // V3
+Verdict check_root_waits(const Plan& plan);         // V6
+Verdict check_limiter(const Plan& plan);            // V7
+Verdict check_divide_factors(const Plan& plan);     // V8
+Verdict check_backward_order(const Plan& plan);     // V9
+Verdict check_fsdp2_buffers(const Plan& plan);      // V11
+Verdict check_ledger(const Plan& plan);             // V14
+Verdict check_forward_prefetch(const Plan& plan);   // V15
+Verdict check_communicators(const Plan& plan);      // V16
 
 }  // namespace foreshard::detail

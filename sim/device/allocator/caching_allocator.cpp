@@ -32,7 +32,8 @@ CachingAllocator::CachingAllocator(const AllocatorSettings& settings, DriverMemo
   return block != kNoBlock ? block : make_room(pool, size, bytes);
 }
 
-[[gnu::noinline, gnu::flatten]] BlockHandle CachingAllocator::allocate_taped(std::size_t pool, Bytes size, Bytes requested) {
+[[gnu::noinline, gnu::flatten]] BlockHandle CachingAllocator::allocate_taped(std::size_t pool, Bytes size,
+                                                                             Bytes requested) {
   BlockHandle block = tapes_.allocate(pool, size, requested);
   if (block != kNoBlock) return block;  // else the tape ended, or there is none
   const PoolTapes::Before before = tapes_.before();
