@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "core/plan/checks/check_parts.h"
 #include "core/plan/form/plan_writer.h"

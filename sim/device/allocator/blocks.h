@@ -60,17 +60,15 @@ class Blocks {
     spare_.push_back(h);
   }
 
-  /// A new block of the first `size` bytes of a free one, which keeps the rest.
-  BlockHandle cut(BlockHandle h, Bytes size) {
+  /// A new block right before a free one, and like it in all but its neighbours. Sizes and addresses are the caller's
+  /// to set.
+  BlockHandle make_like(BlockHandle h) {
     const BlockHandle made = make_room();  // may move the blocks: no references across this line
-    Block &block = (*this)[made], &rest = (*this)[h];
-    block = rest;  // what is free is all alike
-    block.size = size;
+    Block &block = (*this)[made], &after = (*this)[h];
+    block = after;
     block.next = h;
     if (block.prev != kNoBlock) (*this)[block.prev].next = made;
-    rest.prev = made;
-    rest.address += size;
-    rest.size -= size;
+    after.prev = made;
     return made;
   }
 

@@ -105,10 +105,13 @@ inline bool Pools::should_split(const Block& block, Bytes size) const {  // A5
 
 /// What is left of the block goes back to its pool.
 inline BlockHandle Pools::split(FreeSet& set, BlockHandle rest, Bytes size, bool was_split) {
-  const BlockHandle h = blocks_.cut(rest, size);
+  const BlockHandle h = blocks_.make_like(rest);
   Block& tail = blocks_[rest];
-  const Bytes rest_size = tail.size;
-  insert(set, rest, tail, rest_size, tail.address);
+  const Bytes rest_address = tail.address + size, rest_size = tail.size - size;
+  blocks_[h].size = size;
+  tail.address = rest_address;
+  tail.size = rest_size;
+  insert(set, rest, tail, rest_size, rest_address);
   if (tail.expandable < 0) {  // pages of expandable segments can always be given back
     if (was_split)
       ledger_.stats.inactive_split.remove(size);

@@ -13,9 +13,9 @@
 namespace foreshard {
 
 inline MemoryCategory category_of_slot(SlotCategory category) {
-  constexpr std::array<MemoryCategory, 6> kCategories{MemoryCategory::Activations,     MemoryCategory::Temporaries,
-                                                      MemoryCategory::ActivationGrads, MemoryCategory::ParamGrads,
-                                                      MemoryCategory::Outputs,         MemoryCategory::Workspace};
+  static constexpr std::array<MemoryCategory, 6> kCategories{
+      MemoryCategory::Activations, MemoryCategory::Temporaries, MemoryCategory::ActivationGrads,
+      MemoryCategory::ParamGrads,  MemoryCategory::Outputs,     MemoryCategory::Workspace};
   static_assert(static_cast<std::size_t>(SlotCategory::Workspace) + 1 == kCategories.size());
   return kCategories[static_cast<std::size_t>(category)];
 }
