@@ -1,6 +1,7 @@
 #include "core/lowering/lowering_fold.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/lowering/graph/kept_inside.h"
 #include "core/lowering/table/rule_finder.h"
@@ -18,9 +19,15 @@ struct Hash {
     value ^= value >> 32;
   }
   void add(std::string_view text) {
-    std::uint64_t h = 0xcbf29ce484222325ULL;
-    for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-    add(h);
+    add(text.size());
+    std::uint64_t word = 0;
+    for (; text.size() >= sizeof(word); text.remove_prefix(sizeof(word))) {
+      std::memcpy(&word, text.data(), sizeof(word));
+      add(word);
+    }
+    word = 0;
+    for (const char c : text) word = word << 8 | static_cast<unsigned char>(c);
+    add(word);
   }
   void add(const Shape& shape) {
     add(shape.size());

@@ -142,42 +142,13 @@ struct Device {
     clock.placed(stream, host + host_before(kernels.size()), tail);
   }
 
-  /// The same of a whole list, whose host pays for nothing else.
+  /// The same of a whole list, whose host pays for nothing else ...
   void launch_all(const LaunchList& list, Phase phase) {
-    const int stream = index_of(Stream::D);
-    Placing at{clock.host(), clock.tail(stream)};
-    SimTime last = compute_tail;
-    SimDuration computed = 0;
-    LaunchQueue::Launches queue(clock.queue(stream), clock.queue_depth());
-    Interference::Kernels beside_collectives(interference);
-    const bool busy = interference.active();
-    const bool settled = interference.is_settled(list) && clock.queue_depth() > 0;
-    std::size_t wait = 0;
-    for (std::size_t k = 0; k < list.launches.size(); ++k) {
-      if (settled && at.tail == last) {
-        k = launch_behind(list, k, wait < list.waits.size() ? list.waits[wait] : list.launches.size(), at, queue,
-                          beside_collectives);
-        computed += at.tail - std::exchange(last, at.tail);
-        if (k == list.launches.size()) break;
-      }
-      const LaunchList::Launch& launch = list.launches[k];
-      at.host = queue.enter(at.host + launch.host);
-      const SimTime start = std::max(at.tail, at.host);
-      const SimDuration time = !busy ? launch.device
-                               : launch.slowdown < 0
-                                   ? beside_collectives.compute(start, launch.device)
-                                   : beside_collectives.compute(start, launch.device, launch.slowdown);
-      if (start > last) activity.gaps.push_back({last, start, start > at.tail, phase});
-      at.tail = last = start + time;
-      queue.issue(at.tail);
-      computed += time;
-      if (wait == list.waits.size() || k != list.waits[wait]) continue;
-      at.host = std::max(at.host, at.tail);
-      ++wait;
-    }
-    compute_tail = last;
-    activity.compute_busy += computed;
-    clock.placed(stream, at.host + list.host_after, at.tail);
+    launch_list(list, phase, [](std::size_t) { return SimDuration{0}; });
+  }
+  /// ... or for so much before each launch.
+  void launch_all(const LaunchList& list, Phase phase, const std::vector<SimDuration>& host_before) {
+    launch_list(list, phase, [&](std::size_t k) { return host_before[k]; });
   }
 
   SimDuration beside(SimTime start, const DeviceWork& work) {
@@ -201,16 +172,57 @@ struct Device {
   struct Placing {
     SimTime host = 0, tail = 0;
   };
+
+  template <class HostBefore>
+  void launch_list(const LaunchList& list, Phase phase, const HostBefore& host_before) {
+    const int stream = index_of(Stream::D);
+    Placing at{clock.host(), clock.tail(stream)};
+    SimTime last = compute_tail;
+    SimDuration computed = 0;
+    LaunchQueue::Launches queue(clock.queue(stream), clock.queue_depth());
+    Interference::Kernels beside_collectives(interference);
+    const bool busy = interference.active();
+    const bool settled = interference.is_settled(list) && clock.queue_depth() > 0;
+    std::size_t wait = 0;
+    for (std::size_t k = 0; k < list.launches.size(); ++k) {
+      if (settled && at.tail == last) {
+        k = launch_behind(list, k, wait < list.waits.size() ? list.waits[wait] : list.launches.size(), at, queue,
+                          beside_collectives, host_before);
+        computed += at.tail - std::exchange(last, at.tail);
+        if (k == list.launches.size()) break;
+      }
+      const LaunchList::Launch& launch = list.launches[k];
+      at.host = queue.enter(at.host + host_before(k) + launch.host);
+      const SimTime start = std::max(at.tail, at.host);
+      const SimDuration time = !busy ? launch.device
+                               : launch.slowdown < 0
+                                   ? beside_collectives.compute(start, launch.device)
+                                   : beside_collectives.compute(start, launch.device, launch.slowdown);
+      if (start > last) activity.gaps.push_back({last, start, start > at.tail, phase});
+      at.tail = last = start + time;
+      queue.issue(at.tail);
+      computed += time;
+      if (wait == list.waits.size() || k != list.waits[wait]) continue;
+      at.host = std::max(at.host, at.tail);
+      ++wait;
+    }
+    compute_tail = last;
+    activity.compute_busy += computed;
+    clock.placed(stream, at.host + list.host_after, at.tail);
+  }
+
   /// Those from `k` to `end` that the host issues before the device has done the one before, while the same collectives
   /// run: most of all launches, of which nothing has to be asked. The first that is not one of them.
+  template <class HostBefore>
   static std::size_t launch_behind(const LaunchList& list, std::size_t k, std::size_t end, Placing& at,
-                                   LaunchQueue::Launches& queue, Interference::Kernels& kernels) {
+                                   LaunchQueue::Launches& queue, Interference::Kernels& kernels,
+                                   const HostBefore& host_before) {
     const Interference::Kernels::Steady steady = kernels.steady(at.tail);
     double slowed = steady.slowed;
     const auto place = [&](auto time, auto share) {
       for (; k < end; ++k) {
         const LaunchList::Launch& launch = list.launches[k];
-        const SimTime host = queue.enter(at.host + launch.host);
+        const SimTime host = queue.enter(at.host + host_before(k) + launch.host);
         if (host > at.tail || at.tail + launch.device > steady.until) break;
         at.host = host;
         at.tail += launch.*time;

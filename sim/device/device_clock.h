@@ -43,6 +43,12 @@ class LaunchQueue {
     if (++at_ == depth) at_ = 0;
   }
 
+  /// Whether so many launches can be issued from `host` on without holding it.
+  bool takes(std::size_t launches, SimTime host) const {
+    if (ends_.empty() || launches == 0) return true;
+    return launches <= ends_.size() && ends_[(at_ + launches - 1) % ends_.size()] <= host;
+  }
+
   /// issue() and enter() for launches that follow each other, the place in the ring kept at hand.
   class Launches {
    public:

@@ -21,7 +21,8 @@ struct LaunchList {
   std::vector<Launch> launches;
   std::vector<std::size_t> waits;  // places of launches that the host waits for
   SimDuration host_after = 0;
-  double settled = -1;  // for this usual slowdown; less than 0: for none
+  SimDuration host = 0;  // of all of it
+  double settled = -1;   // for this usual slowdown; less than 0: for none
 };
 
 }  // namespace foreshard

@@ -120,20 +120,28 @@ bool make_whole(Device& device, const Model& model, const Job& job, MemoryCatego
 }
 
 /// I4: modules breadth first, nested units left out.
-std::vector<ModuleId> materialised_modules(const Plan& plan, const Model& model, const PlanUnit& unit) {
-  std::vector<bool> other(model.modules.size(), false);
-  for (const PlanUnit& inner : plan.units) {
-    if (&inner == &unit) continue;
-    for (const ModuleId module : inner.modules) other[module.index()] = true;
+class MaterialisedModules {
+ public:
+  MaterialisedModules(const Plan& plan, const Model& model) : model_(model), units_(model.modules.size(), 0) {
+    for (const PlanUnit& unit : plan.units)
+      for (const ModuleId module : unit.modules) ++units_[module.index()];
   }
-  std::vector<ModuleId> order(unit.modules);
-  for (std::size_t k = 0; k < order.size(); ++k) {
-    for (const ModuleId child : model.modules[order[k].index()].children) {
-      if (!other[child.index()] && !model.modules[child.index()].alias_of.valid()) order.push_back(child);
+
+  std::vector<ModuleId> of(const PlanUnit& unit) const {
+    std::vector<ModuleId> order(unit.modules);
+    for (std::size_t k = 0; k < order.size(); ++k) {
+      for (const ModuleId child : model_.modules[order[k].index()].children) {
+        const auto own = std::count(unit.modules.begin(), unit.modules.end(), child);
+        if (units_[child.index()] == own && !model_.modules[child.index()].alias_of.valid()) order.push_back(child);
+      }
     }
+    return order;
   }
-  return order;
-}
+
+ private:
+  const Model& model_;
+  std::vector<std::ptrdiff_t> units_;  // by module: how often one is of it
+};
 
 /// By ParamId: fsdp.ignored leaves them to the script, which has them whole on the device (N1, N2).
 std::vector<bool> unmanaged_params(const Plan& plan, const Model& model) {
@@ -156,6 +164,7 @@ class Fsdp1Wrapping {
         model_(model),
         job_(job),
         buffers_(buffers),
+        materialised_(plan, model),
         unmanaged_(unmanaged_params(plan, model)),
         original_(model.params.size(), kNoBlock) {}
 
@@ -186,7 +195,7 @@ class Fsdp1Wrapping {
   }
 
   bool materialise(const PlanUnit& unit) {
-    for (const ModuleId module : materialised_modules(plan_, model_, unit)) {
+    for (const ModuleId module : materialised_.of(unit)) {
       for (const ParamId param : model_.modules[module.index()].params) {
         if (!make_param(param)) return false;
       }
@@ -228,6 +237,7 @@ class Fsdp1Wrapping {
   const Model& model_;
   const Job& job_;
   std::vector<ResidentBuffer>& buffers_;
+  const MaterialisedModules materialised_;
   const std::vector<bool> unmanaged_;  // by parameter
   std::vector<BlockHandle> original_;  // by parameter
 };
@@ -351,6 +361,7 @@ class Fsdp2Wrapping {
   bool cut_from_host() {
     std::vector<BlockHandle> parts(model_.params.size(), kNoBlock);
     if (!cut_on_the_way(device_, model_, job_, parts)) return false;
+    const MaterialisedModules materialised(plan_, model_);
     for (const std::size_t u : wrapping_order(plan_)) {
       std::vector<BlockHandle> full, on_the_way;
       for (const ShardedParam& param : plan_.units[u].sharded) {
@@ -360,7 +371,7 @@ class Fsdp2Wrapping {
                                                                 MemoryCategory::FullParams));
         if (full.back() == kNoBlock) return false;
       }
-      for (const ModuleId module : materialised_modules(plan_, model_, plan_.units[u])) {
+      for (const ModuleId module : materialised.of(plan_.units[u])) {
         for (const BufferInfo& buffer : model_.buffers) {
           if (buffer.owner == module && !make_buffer(device_, model_, buffer, job_, buffers_)) return false;
         }

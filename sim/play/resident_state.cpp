@@ -57,17 +57,33 @@ std::vector<bool> units_with_gradient(const Plan& plan) {
 /// By ParamId: what fsdp.frozen leaves, with which the script makes its optimizer. FSDP1's original parameters are
 /// frozen one by one, whatever their flat one is.
 std::vector<bool> trainable_params(const Model& model, const Job& job) {
-  if (const auto tree = build_module_tree(model)) {
-    if (auto part = read_participation(model, *tree, job)) {
-      const auto tied = tied_when_sharded(model, job);
-      for (std::size_t p = 0; tied && p < tied->size(); ++p)
-        if ((*tied)[p].valid()) part->trainable[p] = false;  // stepped with the one whose shards it has
-      return std::move(part->trainable);
-    }
+  std::vector<bool> trainable;
+  if (job.fsdp.ignored.empty() && job.fsdp.frozen.empty() && !model.modules.empty()) {
+    for (std::size_t p = 0; p < model.params.size(); ++p)
+      trainable.push_back(model.params[model.storage_of(ParamId(p)).index()].requires_grad);
+  } else if (const auto tree = build_module_tree(model)) {
+    if (auto part = read_participation(model, *tree, job)) trainable = std::move(part->trainable);
   }
-  std::vector<bool> trainable;  // of another model's job: a plan that was read
-  for (const ParamInfo& param : model.params) trainable.push_back(param.requires_grad);
+  if (trainable.empty()) {  // of another model's job: a plan that was read
+    for (const ParamInfo& param : model.params) trainable.push_back(param.requires_grad);
+    return trainable;
+  }
+  const auto tied = tied_when_sharded(model, job);
+  for (std::size_t p = 0; tied && p < tied->size(); ++p)
+    if ((*tied)[p].valid()) trainable[p] = false;  // stepped with the one whose shards it has
   return trainable;
+}
+
+/// In the order of their numbers, which is that of model.parameters(); equal ones as they stand.
+void sort_by_param(std::vector<LocalParam>& all) {
+  std::vector<std::pair<ParamId, std::size_t>> order;
+  order.reserve(all.size());
+  for (std::size_t i = 0; i < all.size(); ++i) order.emplace_back(all[i].param, i);
+  std::sort(order.begin(), order.end());
+  std::vector<LocalParam> sorted;
+  sorted.reserve(all.size());
+  for (const auto& [param, i] : order) sorted.push_back(all[i]);
+  all = std::move(sorted);
 }
 
 /// fsdp.ignored: whole, and the script's to step (N1, N2), where a gradient comes to them.
@@ -148,9 +164,7 @@ std::vector<LocalParam> local_params(const Plan& plan, const Model& model, const
   add_unmanaged(plan, model, trainable, all);
   // model.parameters(): registration order; a flat parameter stands where its module does, before what is inside.
   const bool flat = plan.runtime == Runtime::Fsdp1 && !job.fsdp.use_orig_params;
-  if (!flat)
-    std::stable_sort(all.begin(), all.end(),
-                     [](const LocalParam& a, const LocalParam& b) { return a.param < b.param; });
+  if (!flat) sort_by_param(all);
   return all;
 }
 

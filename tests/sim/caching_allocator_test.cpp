@@ -3,6 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <deque>
+#include <map>
+#include <random>
+#include <utility>
+#include <vector>
+
 namespace foreshard {
 namespace {
 
@@ -162,6 +169,74 @@ TEST(Allocator, PollsAreFifoPerStream) {  // A7
   d.allocator.free(second);
   d.allocator.allocate(1, 3);
   EXPECT_EQ(d.allocator.stats().active.current, 30 * kMiB + 512);
+}
+
+/// Whoever polls pays for a question to each head, found done or not: in turn, as the host's time goes on with them.
+TEST(PendingFrees, APollAsksHeadAfterHead) {
+  constexpr int kStreams = 4;
+  AllocatorSettings settings;
+  settings.query_ns = 7;
+  settings.event_ns = 3;
+  Blocks blocks;
+  DeviceClock clock(ClockMode::Model, kStreams);
+  PendingFrees pending(settings, kStreams, blocks, clock);
+  std::array<std::deque<std::pair<SimTime, BlockHandle>>, kStreams> queues;
+  std::map<BlockHandle, int> events;  // of each that waits
+  std::mt19937 random(11);
+  const auto below = [&random](int limit) { return static_cast<int>(random() % static_cast<unsigned>(limit)); };
+  int found = 0, beyond = 0;
+  for (int k = 0; k < 20'000; ++k) {
+    if (below(3) == 0) clock.enqueue(below(kStreams), below(200));
+    if (below(4) == 0) clock.host_cost(below(150));
+    if (below(6) == 0) {
+      const BlockHandle block = blocks.make();
+      blocks[block].uses = static_cast<std::uint64_t>(1 + below((1 << kStreams) - 1));
+      for (int s = 0; s < kStreams; ++s) {
+        if ((blocks[block].uses >> s & 1) == 0) continue;
+        queues[static_cast<std::size_t>(s)].emplace_back(clock.tail(s), block);
+        ++events[block];
+      }
+      pending.add(block);
+    }
+    if (!pending.any()) continue;
+    SimTime host = clock.host();
+    std::vector<BlockHandle> expected, completed;
+    for (auto& queue : queues) {
+      while (!queue.empty()) {
+        host += settings.query_ns;
+        if (queue.front().first > host) break;
+        if (--events[queue.front().second] == 0) expected.push_back(queue.front().second);
+        queue.pop_front();
+      }
+    }
+    const bool waits = pending.waits_beyond(clock.host(), 1);
+    pending.poll([&](BlockHandle block) { completed.push_back(block); });
+    ASSERT_EQ(completed, expected) << k;
+    ASSERT_EQ(clock.host(), host) << k;
+    if (waits) ASSERT_TRUE(completed.empty()) << k;
+    for (const BlockHandle block : completed) blocks.drop(block);
+    found += completed.empty() ? 0 : 1;
+    beyond += waits ? 1 : 0;
+  }
+  EXPECT_GT(found, 500);
+  EXPECT_GT(beyond, 500);
+}
+
+TEST(Allocator, SaysBeforeTimeMatters) {
+  AllocatorSettings settings;
+  settings.driver_ns = 50;
+  settings.event_ns = 5;
+  Device d(settings);
+  std::vector<SimTime> told;
+  d.allocator.before_time_matters([&] { told.push_back(d.clock.host()); });
+  const BlockHandle first = d.allocator.allocate(30 * kMiB, 1);
+  EXPECT_EQ(told, std::vector<SimTime>({0})) << "before the driver's call is paid for";
+  d.allocator.free(first);
+  const BlockHandle again = d.allocator.allocate(30 * kMiB, 1);
+  EXPECT_EQ(told.size(), 1U) << "a cached block needs no time";
+  d.allocator.record_stream(again, 2);
+  d.allocator.free(again);
+  EXPECT_EQ(told, std::vector<SimTime>({0, 50})) << "before the event is recorded";
 }
 
 TEST(Allocator, ItsOwnStreamNeedsNoEvent) {  // A7

@@ -72,16 +72,24 @@ TEST(Interference, AListOfLaunchesIsPlacedAsItsLaunchesOneByOne) {
         device.clock.stream_synchronize(index_of(Stream::D));
     };
     list.host_after = below(5'000);
+    std::vector<SimDuration> paid(list.launches.size(), 0);  // by the host before each, for something else
+    const bool pays = run % 4 == 0;
+    for (SimDuration& before : paid) before = pays && below(3) == 0 ? below(6'000) : 0;
     if (run % 5 > 0) all.interference.settle(list);
     for (std::size_t k = 0; k < list.launches.size(); ++k) {
       const LaunchList::Launch& launch = list.launches[k];
+      one.clock.host_cost(paid[k]);
       one.launch(Stream::D, launch.host, {launch.device, launch.slowdown}, what);
       waits(one, k);
     }
     one.clock.host_cost(list.host_after);
-    all.launch_all(list, Phase::Forward);
+    if (pays)
+      all.launch_all(list, Phase::Forward, paid);
+    else
+      all.launch_all(list, Phase::Forward);
     for (std::size_t k = 0; k < list.launches.size(); ++k) {
       const LaunchList::Launch& launch = list.launches[k];
+      each.clock.host_cost(paid[k]);
       each.launch_kernel(launch.host, {launch.device, launch.slowdown}, what.phase);
       waits(each, k);
     }

@@ -2,9 +2,10 @@
 // and a name that was asked for is found without another search. For one walk; the names outlive it.
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <string_view>
 #include <vector>
 
@@ -27,15 +28,14 @@ class RuleFinder {
     std::string_view name;
     const OpRule* rule = nullptr;
   };
-  static constexpr std::size_t kPlaces = 256;
+  static constexpr std::size_t kPlaces = 256;  // 8 bits
 
   /// Names begin alike ("aten.") and end alike (".default"): what stands between tells them apart.
   static std::size_t place_of(std::string_view name) {
-    constexpr std::size_t kFrom = 5, kTo = 14;
-    std::size_t place = name.size();
-    for (std::size_t at = kFrom; at < std::min(name.size(), kTo); ++at)
-      place = place * 31 + static_cast<unsigned char>(name[at]);
-    return place % kPlaces;
+    constexpr std::size_t kFrom = 5;
+    std::uint64_t middle = 0;
+    if (name.size() >= kFrom + sizeof(middle)) std::memcpy(&middle, name.data() + kFrom, sizeof(middle));
+    return (middle + name.size()) * 0x9e3779b97f4a7c15ULL >> 56;
   }
 
   std::array<Known, kPlaces> known_;

@@ -6,6 +6,7 @@
 #include <deque>
 #include <map>
 #include <set>
+#include <unordered_set>
 #include <vector>
 
 #include "core/plan/checks/check_parts.h"
@@ -119,17 +120,19 @@ Verdict check_limiter(const Plan& plan) {
   }
   const std::vector<UnitId> root_of = roots_by_name(plan);
   std::map<UnitId, std::deque<EventId>> queues;  // by root
-  std::int64_t id = 0, pops = 0, pushes = 0, checks = 0;
-  StreamClocks clocks;
+  std::unordered_set<std::int32_t> recorded;     // events
+  std::int64_t next = 0, pops = 0, pushes = 0, checks = 0;
   for (const PlanIteration& iteration : plan.iterations) {
     for (std::size_t k = 0; k < iteration.instructions.size(); ++k) {
       const Instruction& i = iteration.instructions[k];
-      clocks.apply(i, id + 1);
+      const std::int64_t id = next++;
+      if (records_event(i)) recorded.insert(i.event.value);
+      if (i.kind != InstructionKind::LimiterPush && i.kind != InstructionKind::LimiterCheck) continue;
       std::deque<EventId>& queue = queues[i.unit.valid() ? root_of[i.unit.index()] : UnitId(0)];
       if (i.kind == InstructionKind::LimiterPush) {
         ++pushes;
         queue.push_back(i.event);
-        if (!clocks.recorded(i.event))
+        if (!recorded.contains(i.event.value))
           verdict.finding.wrong(show(plan, id, i) + " queues an event that nobody recorded");
         if (i.unit.valid() && plan.units[i.unit.index()].strategy == Strategy::NoShard) {
           verdict.finding.wrong(show(plan, id, i) + " queues an event of a NO_SHARD unit");
@@ -153,7 +156,6 @@ Verdict check_limiter(const Plan& plan) {
           if (!waits) verdict.finding.wrong(show(plan, id, i) + " pops without the host waiting for the event");
         }
       }
-      ++id;
     }
     std::vector<EventId> queued;
     for (const auto& [root, queue] : queues) queued.insert(queued.end(), queue.begin(), queue.end());

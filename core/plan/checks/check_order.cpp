@@ -2,32 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "core/plan/checks/check_parts.h"
 #include "core/plan/form/plan_writer.h"
 
 namespace foreshard::detail {
 namespace {
-
-struct Reduction {
-  Stream stream = Stream::Host;
-  std::int64_t id = 0;
-};
-
-/// Walks all iterations in order; `visit` sees each instruction before the clocks do.
-template <class Visit>
-StreamClocks walk(const Plan& plan, Visit visit) {
-  StreamClocks clocks;
-  std::int64_t id = 0;
-  for (const PlanIteration& iteration : plan.iterations) {
-    for (const Instruction& i : iteration.instructions) {
-      visit(iteration, i, id, clocks);
-      clocks.apply(i, ++id);  // clocks count from 1
-    }
-  }
-  return clocks;
-}
 
 std::optional<UnitId> unit_of_run(const Plan& plan, const Instruction& i) {
   if (!is_segment_run(i.kind) || !i.segment.valid()) return std::nullopt;
@@ -41,92 +25,144 @@ bool is_training_collective(const Instruction& i) {
          i.phase != Phase::Clip;
 }
 
-struct Gather {
-  Stream stream = Stream::Host;
-  std::int64_t id = 0;  // of the clocks; 0 = none yet
-  std::int64_t bytes = 0;
-  bool known = false;  // the plan shows allocations of this unit's full parameters
-};
-
-}  // namespace
-
 /// V1: on D, after a wait that covers AG(u), and before free(u).
-Verdict check_compute_is_gathered(const Plan& plan) {
-  Verdict verdict;
-  std::vector<Gather> gathers(plan.units.size());
-  std::int64_t looked = 0;
-  const auto note_memory = [&](const Instruction& i) {
+class ComputeIsGathered {
+ public:
+  explicit ComputeIsGathered(const Plan& plan) : plan_(plan), gathers_(plan.units.size()) {}
+
+  /// Instructions in order, each before the clocks have seen it.
+  void see(const PlanIteration& iteration, const Instruction& i, std::int64_t id, const StreamClocks& clocks) {
+    note_memory(i);
+    if (i.kind == InstructionKind::AllGather && i.unit.valid()) {
+      gathers_[i.unit.index()].stream = i.stream;
+      gathers_[i.unit.index()].id = id + 1;
+      return;
+    }
+    const std::optional<UnitId> unit = unit_of_run(plan_, i);
+    if (!unit || !is_sharded(plan_.units[unit->index()])) return;
+    // A backward may not need the parameters (gradients of a first layer, F2-24): only plain training decides.
+    if (i.kind == InstructionKind::Backward && !trains_plainly(iteration)) return;
+    ++looked_;
+    const Gather& gather = gathers_[unit->index()];
+    if (gather.id == 0)
+      return verdict_.finding.wrong(show(plan_, id, i) + " runs, but nothing gathered the unit before");
+    if (!clocks.covers(i.stream, gather.stream, gather.id)) {
+      return verdict_.finding.wrong(
+          fmt::format("{} does not wait for #{}, the unit's all-gather", show(plan_, id, i), gather.id - 1));
+    }
+    if (gather.known && gather.bytes == 0) {
+      verdict_.finding.wrong(show(plan_, id, i) + " runs after the unit's full parameters were freed");
+    }
+  }
+
+  Verdict verdict() && {
+    verdict_.note = fmt::format("{} runs of sharded units lie behind their all-gather and before their free", looked_);
+    return std::move(verdict_);
+  }
+
+ private:
+  struct Gather {
+    Stream stream = Stream::Host;
+    std::int64_t id = 0;  // of the clocks; 0 = none yet
+    std::int64_t bytes = 0;
+    bool known = false;  // the plan shows allocations of this unit's full parameters
+  };
+
+  void note_memory(const Instruction& i) {
     if (i.buffer.what != BufferWhat::Full || !i.buffer.unit.valid()) return;
-    Gather& gather = gathers[i.buffer.unit.index()];
+    Gather& gather = gathers_[i.buffer.unit.index()];
     if (i.kind == InstructionKind::Alloc || (i.kind == InstructionKind::Resize && i.bytes > 0)) {
       gather.known = true;
       ++gather.bytes;
     } else if (i.kind == InstructionKind::Free || i.kind == InstructionKind::Resize) {
       gather.bytes = std::max<std::int64_t>(0, gather.bytes - 1);
     }
-  };
-  walk(plan, [&](const PlanIteration& iteration, const Instruction& i, std::int64_t id, const StreamClocks& clocks) {
-    note_memory(i);
-    if (i.kind == InstructionKind::AllGather && i.unit.valid()) {
-      gathers[i.unit.index()].stream = i.stream;
-      gathers[i.unit.index()].id = id + 1;
-      return;
-    }
-    const std::optional<UnitId> unit = unit_of_run(plan, i);
-    if (!unit || !is_sharded(plan.units[unit->index()])) return;
-    // A backward may not need the parameters (gradients of a first layer, F2-24): only plain training decides.
-    if (i.kind == InstructionKind::Backward && !is_plain_training(iteration)) return;
-    ++looked;
-    const Gather& gather = gathers[unit->index()];
-    if (gather.id == 0) return verdict.finding.wrong(show(plan, id, i) + " runs, but nothing gathered the unit before");
-    if (!clocks.covers(i.stream, gather.stream, gather.id)) {
-      return verdict.finding.wrong(
-          fmt::format("{} does not wait for #{}, the unit's all-gather", show(plan, id, i), gather.id - 1));
-    }
-    if (gather.known && gather.bytes == 0) {
-      verdict.finding.wrong(show(plan, id, i) + " runs after the unit's full parameters were freed");
-    }
-  });
-  verdict.note = fmt::format("{} runs of sharded units lie behind their all-gather and before their free", looked);
-  return verdict;
-}
+  }
+  bool trains_plainly(const PlanIteration& iteration) {
+    if (std::exchange(asked_, &iteration) != &iteration) plain_ = is_plain_training(iteration);
+    return plain_;
+  }
+
+  const Plan& plan_;
+  std::vector<Gather> gathers_;  // by unit
+  const PlanIteration* asked_ = nullptr;
+  bool plain_ = false;
+  std::int64_t looked_ = 0;
+  Verdict verdict_;
+};
 
 /// V5: RS(u) after all of u's backward compute; the optimizer after the last reduction and copy to the host.
-Verdict check_reductions_order(const Plan& plan) {
-  Verdict verdict;
-  std::vector<Reduction> last_run(plan.units.size());
-  std::vector<Reduction> open;
-  std::int64_t reductions = 0, steps = 0;
-  walk(plan, [&](const PlanIteration&, const Instruction& i, std::int64_t id, const StreamClocks& clocks) {
+class ReductionsInOrder {
+ public:
+  explicit ReductionsInOrder(const Plan& plan) : plan_(plan), last_run_(plan.units.size()) {}
+
+  /// As ComputeIsGathered::see.
+  void see(const Instruction& i, std::int64_t id, const StreamClocks& clocks) {
     if (i.kind == InstructionKind::Backward) {
-      if (const std::optional<UnitId> unit = unit_of_run(plan, i)) last_run[unit->index()] = {i.stream, id + 1};
+      if (const std::optional<UnitId> unit = unit_of_run(plan_, i)) last_run_[unit->index()] = {i.stream, id + 1};
     }
     const bool reduces = i.kind == InstructionKind::ReduceScatter || i.kind == InstructionKind::AllReduce;
     if (reduces && is_training_collective(i)) {
-      ++reductions;
+      ++reductions_;
       if (i.unit.valid()) {
-        const Reduction& run = last_run[i.unit.index()];
+        const Reduction& run = last_run_[i.unit.index()];
         if (run.id != 0 && !clocks.covers(i.stream, run.stream, run.id)) {
-          verdict.finding.wrong(
-              fmt::format("{} does not wait for #{}, the unit's backward", show(plan, id, i), run.id - 1));
+          verdict_.finding.wrong(
+              fmt::format("{} does not wait for #{}, the unit's backward", show(plan_, id, i), run.id - 1));
         }
       }
-      open.push_back({i.stream, id + 1});
+      open_.push_back({i.stream, id + 1});
     }
-    if (i.kind == InstructionKind::D2h && is_training_collective(i)) open.push_back({i.stream, id + 1});
-    if (i.kind != InstructionKind::OptimizerStep || i.phase != Phase::Optimizer) return;
-    ++steps;
+    if (i.kind == InstructionKind::D2h && is_training_collective(i)) open_.push_back({i.stream, id + 1});
+    if (i.kind == InstructionKind::OptimizerStep && i.phase == Phase::Optimizer) step(i, id, clocks);
+  }
+
+  Verdict verdict() && {
+    verdict_.note =
+        fmt::format("{} reductions follow their backward, {} optimizer steps follow them", reductions_, steps_);
+    return std::move(verdict_);
+  }
+
+ private:
+  struct Reduction {
+    Stream stream = Stream::Host;
+    std::int64_t id = 0;
+  };
+
+  void step(const Instruction& i, std::int64_t id, const StreamClocks& clocks) {
+    ++steps_;
     const Stream waiter = i.on_host ? Stream::Host : i.stream;
-    for (const Reduction& reduction : open) {
+    for (const Reduction& reduction : open_) {
       if (!clocks.covers(waiter, reduction.stream, reduction.id)) {
-        verdict.finding.wrong(fmt::format("{} does not wait for #{} on {}", show(plan, id, i), reduction.id - 1,
-                                          stream_name(reduction.stream)));
+        verdict_.finding.wrong(fmt::format("{} does not wait for #{} on {}", show(plan_, id, i), reduction.id - 1,
+                                           stream_name(reduction.stream)));
       }
     }
-    open.clear();
-  });
-  verdict.note = fmt::format("{} reductions follow their backward, {} optimizer steps follow them", reductions, steps);
-  return verdict;
+    open_.clear();
+  }
+
+  const Plan& plan_;
+  std::vector<Reduction> last_run_;  // by unit
+  std::vector<Reduction> open_;
+  std::int64_t reductions_ = 0, steps_ = 0;
+  Verdict verdict_;
+};
+
+}  // namespace
+
+OrderVerdicts check_order(const Plan& plan) {
+  ComputeIsGathered gathered(plan);
+  ReductionsInOrder reduced(plan);
+  StreamClocks clocks;
+  std::int64_t id = 0;
+  for (const PlanIteration& iteration : plan.iterations) {
+    for (const Instruction& i : iteration.instructions) {
+      gathered.see(iteration, i, id, clocks);
+      reduced.see(i, id, clocks);
+      clocks.apply(i, ++id);  // clocks count from 1
+    }
+  }
+  return {std::move(gathered).verdict(), std::move(reduced).verdict()};
 }
 
 /// V6: U and Q (fsdp2: C and A, F2-6) wait for D exactly once per root forward, autograd's waits aside.

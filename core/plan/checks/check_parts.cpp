@@ -72,19 +72,23 @@ const StreamClocks::Clock* StreamClocks::find(EventId event) const {
   return at == far_.end() ? nullptr : &at->second;
 }
 
-void StreamClocks::apply(const Instruction& i, std::int64_t id) {
+bool records_event(const Instruction& i) {  // R7: on a stream, a push records the event that it queues
+  return i.kind == InstructionKind::RecordEvent || (i.kind == InstructionKind::LimiterPush && i.stream != Stream::Host);
+}
+
+void StreamClocks::apply_work(const Instruction& i, std::int64_t id) {
   const std::size_t stream = slot(i.stream);
   Clock& own = clocks_[stream];
   Clock& host = clocks_[slot(Stream::Host)];
   bool changes_host = i.stream == Stream::Host;
   switch (i.kind) {
     case InstructionKind::WaitStream: merge(own, clock(i.other)); break;
-    case InstructionKind::RecordEvent: record(i.event, own); break;
+    case InstructionKind::RecordEvent:
+    case InstructionKind::LimiterPush:
+      if (records_event(i)) record(i.event, own);
+      break;
     case InstructionKind::WaitEvent:
       if (const Clock* const event = find(i.event)) merge(own, *event);
-      break;
-    case InstructionKind::LimiterPush:  // R7: on a stream, it records the event that it queues
-      if (i.stream != Stream::Host) record(i.event, own);
       break;
     case InstructionKind::HostWait:
       changes_host = true;
@@ -98,7 +102,7 @@ void StreamClocks::apply(const Instruction& i, std::int64_t id) {
       }
       break;
     default:
-      if (is_memory(i.kind) || i.kind == InstructionKind::Mark || i.kind == InstructionKind::LimiterCheck) {
+      if (waits_for_nobody(i.kind)) {
         changes_host = false;
         break;
       }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/plan.h"
+#include "core/plan/form/plan_writer.h"
 
 namespace foreshard::detail {
 
@@ -31,12 +32,19 @@ class StreamClocks {
  public:
   using Clock = std::array<std::int64_t, kStreamCount>;
 
-  void apply(const Instruction& instruction, std::int64_t id);
+  void apply(const Instruction& instruction, std::int64_t id) {
+    if (!waits_for_nobody(instruction.kind) || instruction.blocking) apply_work(instruction, id);
+  }
   /// True if work issued to `stream` now starts after instruction `id` of `other` has ended.
   bool covers(Stream stream, Stream other, std::int64_t id) const { return clock(stream)[slot(other)] >= id; }
   bool recorded(EventId event) const { return find(event) != nullptr; }
 
  private:
+  /// Most of a plan's instructions.
+  static bool waits_for_nobody(InstructionKind kind) {
+    return is_memory(kind) || kind == InstructionKind::Mark || kind == InstructionKind::LimiterCheck;
+  }
+  void apply_work(const Instruction& instruction, std::int64_t id);
   static std::size_t slot(Stream stream) { return static_cast<std::size_t>(stream); }
   const Clock& clock(Stream stream) const { return clocks_[slot(stream)]; }
   static void merge(Clock& into, const Clock& from);
@@ -53,6 +61,8 @@ class StreamClocks {
   std::array<std::uint64_t, kStreamCount> host_seen_{};  // by stream: how many of them it has taken over
 };
 
+/// Whether an event is recorded here.
+bool records_event(const Instruction& instruction);
 /// An iteration whose actions are an ordinary training loop's: every forward has its backward, the last one
 /// synchronises.
 bool is_plain_training(const PlanIteration& iteration);
@@ -84,17 +94,21 @@ struct Verdict {
   std::string undecided;  // not empty: a plan does not decide it, and why
 };
 
-Verdict check_compute_is_gathered(const Plan& plan);  // V1
-Verdict check_buffers_balance(const Plan& plan);      // V2
-Verdict check_collective_counts(const Plan& plan);    // V3
-Verdict check_reductions_order(const Plan& plan);     // V5
-Verdict check_root_waits(const Plan& plan);           // V6
-Verdict check_limiter(const Plan& plan);              // V7
-Verdict check_divide_factors(const Plan& plan);       // V8
-Verdict check_backward_order(const Plan& plan);       // V9
-Verdict check_fsdp2_buffers(const Plan& plan);        // V11
-Verdict check_ledger(const Plan& plan);               // V14
-Verdict check_forward_prefetch(const Plan& plan);     // V15
-Verdict check_communicators(const Plan& plan);        // V16
+/// V1 and V5, which look at the same waits.
+struct OrderVerdicts {
+  Verdict gathered, reduced;
+};
+OrderVerdicts check_order(const Plan& plan);
+
+Verdict check_buffers_balance(const Plan& plan);    // V2
+Verdict check_collective_counts(const Plan& plan);  // V3
+Verdict check_root_waits(const Plan& plan);         // V6
+Verdict check_limiter(const Plan& plan);            // V7
+Verdict check_divide_factors(const Plan& plan);     // V8
+Verdict check_backward_order(const Plan& plan);     // V9
+Verdict check_fsdp2_buffers(const Plan& plan);      // V11
+Verdict check_ledger(const Plan& plan);             // V14
+Verdict check_forward_prefetch(const Plan& plan);   // V15
+Verdict check_communicators(const Plan& plan);      // V16
 
 }  // namespace foreshard::detail

@@ -1,6 +1,7 @@
 #include "core/plan/checks/checks.h"
 
 #include <array>
+#include <utility>
 
 #include "core/plan/checks/check_parts.h"
 #include "core/plan/checks/check_planned.h"
@@ -10,19 +11,20 @@ namespace {
 
 struct Check {
   const char* name;
-  detail::Verdict (*decide)(const Plan&);  // null: not from a plan
+  detail::Verdict (*decide)(const Plan&);  // null: not from a plan, or by check_order
   const char* where;                       // who decides it then
   const char* text;
+  detail::Verdict detail::OrderVerdicts::*ordered = nullptr;
 };
 
 using namespace detail;  // NOLINT(google-build-using-namespace): the parts
 
 constexpr std::array<Check, 16> kChecks{{
-    {"V1", check_compute_is_gathered, "plan", ""},
+    {"V1", nullptr, "plan", "", &OrderVerdicts::gathered},
     {"V2", check_buffers_balance, "plan", ""},
     {"V3", check_collective_counts, "plan", ""},
     {"V4", nullptr, "run", "the sequence of collectives is compared between the ranks' plans and recordings"},
-    {"V5", check_reductions_order, "plan", ""},
+    {"V5", nullptr, "plan", "", &OrderVerdicts::reduced},
     {"V6", check_root_waits, "plan", ""},
     {"V7", check_limiter, "plan", ""},
     {"V8", check_divide_factors, "plan", ""},
@@ -41,15 +43,15 @@ constexpr std::array<Check, 2> kPlannedChecks{{
     {"V18", check_no_deadlock, "plan", ""},
 }};
 
-PlanCheck decided(const Check& check, const Plan& plan) {
+PlanCheck decided(const Check& check, const Plan& plan, OrderVerdicts& order) {
   PlanCheck result;
   result.name = check.name;
   result.where = check.where;
-  if (check.decide == nullptr) {
+  if (check.decide == nullptr && check.ordered == nullptr) {
     result.text = check.text;
     return result;
   }
-  Verdict verdict = check.decide(plan);
+  Verdict verdict = check.decide != nullptr ? check.decide(plan) : std::move(order.*check.ordered);
   if (verdict.finding.failed()) {
     result.status = CheckStatus::Fail;
     result.text = verdict.finding.text();
@@ -66,9 +68,10 @@ PlanCheck decided(const Check& check, const Plan& plan) {
 
 std::vector<PlanCheck> run_checks(const Plan& plan) {
   std::vector<PlanCheck> checks;
-  for (const Check& check : kChecks) checks.push_back(decided(check, plan));
+  OrderVerdicts order = check_order(plan);
+  for (const Check& check : kChecks) checks.push_back(decided(check, plan, order));
   if (plan.runtime != Runtime::Planned) return checks;
-  for (const Check& check : kPlannedChecks) checks.push_back(decided(check, plan));
+  for (const Check& check : kPlannedChecks) checks.push_back(decided(check, plan, order));
   return checks;
 }
 

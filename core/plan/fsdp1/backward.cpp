@@ -142,8 +142,11 @@ bool Backward::uses_again(NodeIndex node, std::size_t edge) {
   if (from.kind != GraphNode::Kind::Ops || edge < from.inputs.size()) return false;
   const std::size_t k = edge - from.inputs.size();
   if (k >= from.params.size()) return false;
-  const auto [first, added] = first_names_.try_emplace(target, from.params[k]);
-  return !added && first->second == from.params[k];
+  const auto at = static_cast<std::size_t>(target);
+  if (at >= first_names_.size()) first_names_.resize(at + 1);
+  if (first_names_[at].valid()) return first_names_[at] == from.params[k];
+  first_names_[at] = from.params[k];
+  return false;
 }
 
 void Backward::run_compute(NodeIndex node) {

@@ -1,7 +1,6 @@
 // Backward passes: the loss, the nodes in autograd's order, and the hooks that fire in them (R11, R13..R16, R26).
 #pragma once
 
-#include <map>
 #include <vector>
 
 #include "core/plan/fsdp1/forward.h"
@@ -52,7 +51,7 @@ class Backward {
   UnitId acting_;                                  // the unit whose node runs; none: a layer's
   std::vector<std::int64_t> pass_serials_;
   std::int64_t pass_serial_ = 0;
-  std::map<autograd::NodeIndex, ParamId> first_names_;  // by view: the name that its gradient came by first
+  std::vector<ParamId> first_names_;  // by view, once seen: the name that its gradient came by first
 };
 
 }  // namespace foreshard::fsdp1

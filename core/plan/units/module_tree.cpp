@@ -38,12 +38,13 @@ Result<void> collect_children(const Model& model, ModuleTree& tree) {
   tree.children.resize(model.modules.size());
   tree.registered_children.resize(model.modules.size());
   for (std::size_t i = 0; i < model.modules.size(); ++i) {
+    tree.registered_children[i] = model.modules[i].children;
+    auto& objects = tree.children[i];
+    objects.reserve(model.modules[i].children.size());
     for (ModuleId child : model.modules[i].children) {
       if (!in_range(model, child)) {
         return fail(bad_model(ErrorCode::OutOfRange, model, ModuleId(i), "a child that does not exist", {}));
       }
-      tree.registered_children[i].push_back(child);
-      auto& objects = tree.children[i];
       const ModuleId object = tree.object_of[child.index()];
       if (std::find(objects.begin(), objects.end(), object) == objects.end()) objects.push_back(object);
     }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -72,10 +73,10 @@ std::vector<UnitParams> assign_params(const Model& model, const ModuleTree& tree
   const auto unit_of = unit_of_object(tree, units);
   std::vector<bool> taken_slot(model.params.size()), taken_tensor(model.params.size());
   std::vector<UnitParams> result(units.size());
+  std::vector<ParamId> first(model.params.size());  // by storage: its first name in this unit
   for (std::size_t u = 0; u < units.size(); ++u) {
     const auto slots = ownership == Ownership::PerParameter ? managed_by(model, tree, units[u], u, unit_of)
                                                             : registered_below(model, tree, units[u].modules[0]);
-    std::vector<ParamId> first(model.params.size());  // by storage: its first name in this unit
     std::vector<ParamId> slots_taken;
     for (const NamedSlot& at : slots) {
       const ParamId storage = model.storage_of(at.name);
@@ -90,6 +91,7 @@ std::vector<UnitParams> assign_params(const Model& model, const ModuleTree& tree
         result[u].shared.push_back({at.name, known});
       }
     }
+    for (const NamedSlot& at : slots) first[model.storage_of(at.name).index()] = ParamId();
     for (ParamId slot : slots_taken) {
       taken_slot[slot.index()] = true;
       taken_tensor[model.storage_of(slot).index()] = true;
@@ -102,7 +104,8 @@ std::vector<TiedParam> tied_across_units(const Model& model, const ModuleTree& t
                                          const std::vector<SelectedUnit>& units,
                                          const std::vector<bool>& ignored_params, Ownership ownership) {
   const auto unit_of = unit_of_object(tree, units);
-  std::vector<std::vector<std::size_t>> users(model.params.size());
+  std::vector<std::size_t> first(model.params.size(), kNoUnit);
+  std::map<std::size_t, std::vector<std::size_t>> more;  // by storage: units beside the first
   std::vector<std::pair<ModuleId, std::size_t>> stack{{ModuleId(std::size_t{0}), units.size() - 1}};
   while (!stack.empty()) {
     auto [module, unit] = stack.back();
@@ -113,16 +116,20 @@ std::vector<TiedParam> tied_across_units(const Model& model, const ModuleTree& t
       unit = unit_of[object.index()];
     }
     for (ParamId name : tree.own_params(model, module)) {
-      auto& list = users[model.storage_of(name).index()];
+      const std::size_t storage = model.storage_of(name).index();
+      if (first[storage] == kNoUnit) first[storage] = unit;
+      if (first[storage] == unit) continue;
+      auto& list = more[storage];
       if (std::find(list.begin(), list.end(), unit) == list.end()) list.push_back(unit);
     }
     for (ModuleId child : tree.registered_children[module.index()]) stack.emplace_back(child, unit);
   }
   std::vector<TiedParam> tied;
-  for (std::size_t p = 0; p < users.size(); ++p) {
-    if (users[p].size() < 2 || ignored_params[p]) continue;
-    std::sort(users[p].begin(), users[p].end());
-    tied.push_back({ParamId(p), users[p]});
+  for (auto& [storage, users] : more) {
+    if (ignored_params[storage]) continue;
+    users.push_back(first[storage]);
+    std::sort(users.begin(), users.end());
+    tied.push_back({ParamId(storage), users});
   }
   return tied;
 }

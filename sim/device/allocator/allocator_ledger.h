@@ -53,10 +53,14 @@ class AllocatorLedger {
   void set_origin(std::int32_t origin) { origin_ = origin; }
   const MemoryLog* log() const { return log_; }
   void note(MemoryAction action, Bytes address, Bytes bytes, int stream) {
-    if (log_ != nullptr) log_->events.push_back({action, stream, origin_, address, bytes, clock_.host()});
+    if (log_ != nullptr) write(action, address, bytes, stream);
   }
 
  private:
+  [[gnu::noinline]] void write(MemoryAction action, Bytes address, Bytes bytes, int stream) {
+    log_->events.push_back({action, stream, origin_, address, bytes, clock_.host()});
+  }
+
   const DeviceClock& clock_;
   MemoryPeaks highest_;
   std::vector<Bytes> reserved_by_stream_;

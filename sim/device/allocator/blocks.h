@@ -40,13 +40,7 @@ class Blocks {
   BlockHandle end() const { return static_cast<BlockHandle>(blocks_.size()); }
 
   BlockHandle make() {
-    if (spare_.empty()) {
-      blocks_.emplace_back();
-      blocks_.back().alive = true;
-      return static_cast<BlockHandle>(blocks_.size() - 1);
-    }
-    const BlockHandle h = spare_.back();
-    spare_.pop_back();
+    const BlockHandle h = make_room();
     Block& block = (*this)[h];
     block = Block{};
     block.alive = true;
@@ -64,6 +58,18 @@ class Blocks {
   void drop(BlockHandle h) {
     (*this)[h].alive = false;
     spare_.push_back(h);
+  }
+
+  /// A new block right before a free one, and like it in all but its neighbours. Sizes and addresses are the caller's
+  /// to set.
+  BlockHandle make_like(BlockHandle h) {
+    const BlockHandle made = make_room();  // may move the blocks: no references across this line
+    Block &block = (*this)[made], &after = (*this)[h];
+    block = after;
+    block.next = h;
+    if (block.prev != kNoBlock) (*this)[block.prev].next = made;
+    after.prev = made;
+    return made;
   }
 
   /// A new block of the same pool and range right before or after `h`. Sizes and addresses are the caller's to set.
@@ -113,6 +119,16 @@ class Blocks {
   }
 
  private:
+  /// A handle whose block is still to be written.
+  BlockHandle make_room() {
+    if (spare_.empty()) {
+      blocks_.emplace_back();
+      return static_cast<BlockHandle>(blocks_.size() - 1);
+    }
+    const BlockHandle h = spare_.back();
+    spare_.pop_back();
+    return h;
+  }
   BlockHandle make_beside(BlockHandle h) {
     const BlockHandle made = make();  // may move the blocks: no references across this line
     Block& block = (*this)[made];

@@ -21,26 +21,31 @@ CachingAllocator::CachingAllocator(const AllocatorSettings& settings, DriverMemo
 
 // ------------------------------------------------------------------------------------------------ allocate
 
-BlockHandle CachingAllocator::allocate(Bytes bytes, int stream) {
+// flatten: what runs for every block of every kernel is one function, and what is rare stands outside of it.
+[[gnu::flatten]] BlockHandle CachingAllocator::allocate(Bytes bytes, int stream) {
   if (pending_.any()) pending_.poll([this](BlockHandle h) { complete(h); });
   if (bytes <= 0) return kEmptyBlock;
   const Bytes size = plain_rounding_ ? (bytes + kMinBlock - 1) & -kMinBlock : round_request(bytes, settings_);
   const std::size_t pool = static_cast<std::size_t>(stream) * 2 + (size <= kSmallLimit ? 1 : 0);
-  BlockHandle block = kNoBlock;
-  PoolTapes::Before before;
-  if (tapes_.used()) {
-    block = tapes_.allocate(pool, size, bytes);
-    if (block != kNoBlock) return block;  // else the tape ended, or there is none
-    before = tapes_.before();
-  }
-  block = pools_.take(pool, size, bytes);
-  if (block == kNoBlock) block = make_room(pool, size, bytes);
-  if (block != kNoBlock && tapes_.used()) tapes_.made(block, size, before);
+  if (tapes_.used()) return allocate_taped(pool, size, bytes);
+  const BlockHandle block = pools_.take(pool, size, bytes);
+  return block != kNoBlock ? block : make_room(pool, size, bytes);
+}
+
+[[gnu::noinline, gnu::flatten]] BlockHandle CachingAllocator::allocate_taped(std::size_t pool, Bytes size,
+                                                                             Bytes requested) {
+  BlockHandle block = tapes_.allocate(pool, size, requested);
+  if (block != kNoBlock) return block;  // else the tape ended, or there is none
+  const PoolTapes::Before before = tapes_.before();
+  block = pools_.take(pool, size, requested);
+  if (block == kNoBlock) block = make_room(pool, size, requested);
+  if (block != kNoBlock) tapes_.made(block, size, before);
   return block;
 }
 
 /// A6, where no cached block serves.
-BlockHandle CachingAllocator::make_room(std::size_t pool, Bytes size, Bytes requested) {
+[[gnu::noinline]] BlockHandle CachingAllocator::make_room(std::size_t pool, Bytes size, Bytes requested) {
+  if (before_time_matters_) before_time_matters_();
   if (settings_.memory_fraction > 0 && settings_.garbage_collection_threshold > 0) segments_.collect_garbage();
   BlockHandle found = segments_.take(pool, size);
   if (found == kNoBlock) {
@@ -65,7 +70,7 @@ void CachingAllocator::record_stream(BlockHandle h, int stream) {
   blocks_[h].uses |= std::uint64_t{1} << stream;
 }
 
-void CachingAllocator::free(BlockHandle h) {
+[[gnu::flatten]] void CachingAllocator::free(BlockHandle h) {
   if (h < 0) return;
   Block& block = blocks_[h];
   FORESHARD_CHECK(block.alive && block.allocated, "only an allocated block is freed");
@@ -75,17 +80,22 @@ void CachingAllocator::free(BlockHandle h) {
   if (block.uses == 0)
     complete(h);
   else
-    pending_.add(h);
+    wait_for_streams(h);
+}
+
+[[gnu::noinline]] void CachingAllocator::wait_for_streams(BlockHandle h) {
+  if (before_time_matters_) before_time_matters_();
+  pending_.add(h);
 }
 
 /// No stream uses it any more.
 void CachingAllocator::complete(BlockHandle h) {
-  if (!tapes_.used()) {
-    pools_.take_back(h);
-    return;
-  }
-  if (tapes_.free(h)) return;
-  tapes_.freed(h, pools_.take_back(h));
+  if (tapes_.used()) return complete_taped(h);
+  pools_.take_back(h);
+}
+
+[[gnu::noinline, gnu::flatten]] void CachingAllocator::complete_taped(BlockHandle h) {
+  if (!tapes_.free(h)) tapes_.freed(h, pools_.take_back(h));
 }
 
 // ------------------------------------------------------------------------------------------------ giving back

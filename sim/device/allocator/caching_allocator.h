@@ -7,6 +7,8 @@
 // simulation; not shared between threads.
 #pragma once
 
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "core/memory_log.h"
@@ -58,6 +60,10 @@ class CachingAllocator {
   /// Of pools that follow no tape.
   std::vector<SegmentInfo> segments() const { return segments_of(blocks_); }
 
+  /// Called before what depends on the time: the driver is asked, or a block begins to wait for other streams. Whoever
+  /// has not yet issued what is due issues it then.
+  void before_time_matters(std::function<void()> told) { before_time_matters_ = std::move(told); }
+
   PoolTapes& tapes() { return tapes_; }
   const PoolTapes& tapes() const { return tapes_; }
 
@@ -66,12 +72,16 @@ class CachingAllocator {
     tapes_.end();
     ledger_.log_to(log);
   }
+  bool logs() const { return ledger_.log() != nullptr; }
   void set_origin(std::int32_t origin) { ledger_.set_origin(origin); }
   /// What is held now, as a snapshot shows it. REQUIRES a log.
   std::vector<MemoryLog::Segment> held_segments() const;
 
  private:
+  BlockHandle allocate_taped(std::size_t pool, Bytes size, Bytes requested);
+  void complete_taped(BlockHandle block);
   BlockHandle make_room(std::size_t pool, Bytes size, Bytes requested);
+  void wait_for_streams(BlockHandle h);
   void complete(BlockHandle h);
   void release_cached();
 
@@ -84,6 +94,7 @@ class CachingAllocator {
   Segments segments_;
   PendingFrees pending_;
   PoolTapes tapes_;
+  std::function<void()> before_time_matters_;
 };
 
 }  // namespace foreshard

@@ -43,6 +43,10 @@ bool PoolTapes::follows(int stream) const {
   return decks_[pool_of(stream, false)].followed != nullptr && decks_[pool_of(stream, true)].followed != nullptr;
 }
 
+bool PoolTapes::answers(int stream) const {
+  return decks_[pool_of(stream, false)].followed != nullptr || decks_[pool_of(stream, true)].followed != nullptr;
+}
+
 void PoolTapes::end() {
   for (std::size_t pool = 0; pool < decks_.size(); ++pool) {
     if (decks_[pool].followed != nullptr) leave(pool);
@@ -58,7 +62,7 @@ void PoolTapes::number(BlockHandle h, std::int32_t number) {
 
 // ------------------------------------------------------------------------------------------------ recording
 
-void PoolTapes::made(BlockHandle h, Bytes size, const Before& was) {
+[[gnu::noinline, gnu::flatten]] void PoolTapes::made(BlockHandle h, Bytes size, const Before& was) {
   Deck& deck = decks_[blocks_[h].pool()];
   if (deck.recorded == nullptr) return;  // or room was made in a way that no tape holds
   const Before now = before();
@@ -84,7 +88,7 @@ BlockHandle PoolTapes::make_block(std::size_t pool, std::int32_t number_, Bytes 
 }
 
 /// kNoBlock: the plan, or the card, goes its own way from here; the pool has been rebuilt.
-BlockHandle PoolTapes::allocate(std::size_t pool, Bytes size, Bytes requested) {
+[[gnu::noinline, gnu::flatten]] BlockHandle PoolTapes::allocate(std::size_t pool, Bytes size, Bytes requested) {
   Deck& deck = decks_[pool];
   if (deck.followed == nullptr) return kNoBlock;
   const bool same = deck.position < deck.followed->size() && (*deck.followed)[deck.position].size == size;
@@ -114,7 +118,7 @@ BlockHandle PoolTapes::allocate(std::size_t pool, Bytes size, Bytes requested) {
 }
 
 /// False also where the pool has been rebuilt.
-bool PoolTapes::free(BlockHandle h) {
+[[gnu::noinline, gnu::flatten]] bool PoolTapes::free(BlockHandle h) {
   const std::size_t pool = blocks_[h].pool();
   Deck& deck = decks_[pool];
   if (deck.followed == nullptr) return false;
@@ -132,7 +136,7 @@ bool PoolTapes::free(BlockHandle h) {
 }
 
 /// Blocks and free sets as the events so far have left them; whoever holds a block keeps its handle.
-void PoolTapes::leave(std::size_t pool) {
+[[gnu::noinline]] void PoolTapes::leave(std::size_t pool) {
   Deck& deck = decks_[pool];
   const std::vector<PoolEvent>& events = *std::exchange(deck.followed, nullptr);
   std::vector<BlockHandle> held(static_cast<std::size_t>(deck.numbers), kNoBlock);

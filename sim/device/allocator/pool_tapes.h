@@ -38,6 +38,8 @@ class PoolTapes {
   void follow(int stream, const PoolTape& tape);
   bool records(int stream) const;
   bool follows(int stream) const;
+  /// Whether a tape answers for either of the stream's pools.
+  bool answers(int stream) const;
   /// All pools go on by themselves.
   void end();
 

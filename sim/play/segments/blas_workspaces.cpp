@@ -12,11 +12,12 @@ Bytes BlasWorkspaces::bytes() const {
   return profile.kind == "cpu" ? 0 : blas_workspace(profile.architecture);
 }
 
+std::uint8_t BlasWorkspaces::wanted(bool lt) { return lt ? kBlasWorkspace | kLtWorkspace : kBlasWorkspace; }
+
 bool BlasWorkspaces::ensure(bool lt, bool engine) {
   std::uint8_t& has = engine ? of_backward_ : made();
-  const std::uint8_t wanted = lt ? kBlasWorkspace | kLtWorkspace : kBlasWorkspace;
   for (const std::uint8_t one : {kBlasWorkspace, kLtWorkspace}) {
-    if ((wanted & one & ~has) == 0) continue;
+    if ((wanted(lt) & one & ~has) == 0) continue;
     has |= one;
     if (bytes() == 0) continue;
     Device& device = context_.device;

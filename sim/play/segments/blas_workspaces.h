@@ -15,6 +15,11 @@ class BlasWorkspaces {
 
   /// What the handle of the thread that runs now has been given, one bit for each workspace.
   std::uint8_t& made() { return context_.phase == LoopPhase::Backward ? of_backward_ : of_forward_; }
+  /// What ensure() would have to be there.
+  static std::uint8_t wanted(bool lt);
+  bool has(std::uint8_t wanted, std::uint8_t wanted_on_engine) {
+    return (wanted & ~made()) == 0 && (wanted_on_engine & ~of_backward_) == 0;
+  }
   /// Before a product; `lt`: through cuBLASLt, `engine`: on autograd's thread in any case. False: out of memory.
   bool ensure(bool lt, bool engine);
   /// Of cuBLAS; 0 on a host.

@@ -24,6 +24,9 @@ class GradientSums {
  public:
   GradientSums(PlayContext& context, SegmentStorages& storages, RunRecorder& recorder);
 
+  /// Whether a kernel adds on the compute stream as long as none has left it.
+  static bool stays(const PlayedKernel& played) { return !played.timed.sums || gradient_of(played) == nullptr; }
+  bool none_left() const { return sums_.empty(); }
   /// On which stream a kernel with TimedKernel::sums adds.
   Stream stream_of(const PlayedKernel& played);
   /// Plays one that does not add on the compute stream. False: out of memory.

@@ -40,13 +40,7 @@ bool RunFollower::skip(const Instruction& i, const KernelList& list, const std::
 void RunFollower::place(const SegmentRun& run, Phase phase, const std::vector<TimedKernel>& times, std::size_t number) {
   Device& device = context_.device;
   if (run.calls.empty() && number != kOwnLaunches) {
-    if (number >= launches_.size()) launches_.resize(number + 1);
-    std::optional<LaunchList>& list = launches_[number];
-    if (!list) {
-      list = launches_of(times);
-      device.interference.settle(*list);
-    }
-    device.launch_all(*list, phase);
+    device.launch_all(lists_.of(number, times), phase);
     return;
   }
   auto call = run.calls.begin();

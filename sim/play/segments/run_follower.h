@@ -3,11 +3,11 @@
 // segment. Part of one PlanPlayer.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "sim/device/allocator/pool_tape.h"
 #include "sim/play/instructions/plan_buffers.h"
+#include "sim/play/segments/launch_lists.h"
 #include "sim/play/segments/segment_storages.h"
 #include "sim/play/segments/template_times.h"
 
@@ -16,8 +16,9 @@ namespace foreshard {
 class RunFollower {
  public:
   /// `tape` nullptr: nothing is followed.
-  RunFollower(PlayContext& context, PlanBuffers& buffers, SegmentStorages& storages, const PoolTape* tape)
-      : context_(context), buffers_(buffers), storages_(storages), tape_(tape) {}
+  RunFollower(PlayContext& context, PlanBuffers& buffers, SegmentStorages& storages, LaunchLists& lists,
+              const PoolTape* tape)
+      : context_(context), buffers_(buffers), storages_(storages), lists_(lists), tape_(tape) {}
 
   bool follows() const { return tape_ != nullptr; }
   /// False: the run has to be played, and from here on all others. `number` is the list's among those of all templates
@@ -49,10 +50,10 @@ class RunFollower {
   PlayContext& context_;
   PlanBuffers& buffers_;
   SegmentStorages& storages_;
+  LaunchLists& lists_;
   const PoolTape* tape_;
   std::size_t next_ = 0;  // run; all before it were passed over
   std::int64_t passed_ = 0;
-  std::vector<std::optional<LaunchList>> launches_;  // by number of the list, once asked
 };
 
 }  // namespace foreshard

@@ -26,7 +26,9 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       times_(time_templates(context, collectives, work_)),
       recorder_(context, fits_tapes(context) ? options.record_runs : nullptr),
       storages_(context, buffers, recorder_),
-      follower_(context, buffers, storages_, fits_tapes(context) ? options.follow_runs : nullptr),
+      lists_(context),
+      follower_(context, buffers, storages_, lists_, fits_tapes(context) ? options.follow_runs : nullptr),
+      deferred_(context),
       instructions_(context, buffers, storages_, recorder_, follower_),
       workspaces_(context, recorder_),
       early_(context, storages_, times_),
@@ -34,7 +36,8 @@ SegmentPlayer::SegmentPlayer(PlayContext& context, PlanBuffers& buffers, PlayedC
       copies_(context),
       additions_(context, buffers, movement, storages_),
       per_kernel_(options.per_kernel),
-      speed_(options.speed) {
+      speed_(options.speed),
+      defers_(fits_tapes(context) && !context.device.allocator.logs() && speed_.plain()) {
   const std::vector<SegmentTemplate>& templates = context.lowered.templates;
   if (std::any_of(templates.begin(), templates.end(), begins_early))
     begun_.resize(context.lowered.instances.size(), false);
@@ -61,17 +64,17 @@ bool SegmentPlayer::play(const Instruction& i, Pass pass) {
     run.additions = additions_.find(segment, instance);
     run.due = run.place_of_next();
   }
-  if (follower_.follows() && follow(run, 3 * index + static_cast<std::size_t>(pass))) return true;
+  if (follower_.follows() && follow(run)) return true;
   return play_run(run);
 }
 
-bool SegmentPlayer::follow(const Run& run, std::size_t number) {
+bool SegmentPlayer::follow(const Run& run) {
   const std::size_t added = run.additions.size();
   const auto skip = [&](const std::vector<TimedKernel>& times, std::size_t launches) {
     return follower_.skip(run.instruction, run.list, times, launches, run.instance, added, workspaces_.made(),
                           workspaces_.bytes());
   };
-  return added == 0 ? skip(run.times, number) : skip(additions_.among(run.times), RunFollower::kOwnLaunches);
+  return added == 0 ? skip(run.times, run.number) : skip(additions_.among(run.times), RunFollower::kOwnLaunches);
 }
 
 SegmentPlayer::Run SegmentPlayer::run_of(const Instruction& i, Pass pass, std::size_t first) {
@@ -88,6 +91,7 @@ SegmentPlayer::Run SegmentPlayer::run_of(const Instruction& i, Pass pass, std::s
           instance,
           speed_.plain() ? 1.0 : draw_slowness(speed_, runs_++),
           context_.span_of(i, SpanKind::Compute),
+          3 * index + static_cast<std::size_t>(pass),
           first,
           list.kernels.size()};
 }
@@ -115,9 +119,8 @@ bool SegmentPlayer::play_run(Run& run) {
   const bool keep = run.keep = device.activity.keep_spans;
   if (!per_kernel_) device.activity.keep_spans = false;
   if (recorder_.records()) recorder_.begin(run.list, run.instance, workspaces_.made(), workspaces_.bytes());
-  bool ok = true;
   if (run.first == 0) device.clock.host_cost(device.cost.segment_host());
-  for (std::size_t k = run.first; ok && k < run.end; ++k) ok = play_kernel(run, k);
+  const bool ok = defer(run) ? play_deferred(run) : play_kernels(run, run.first);
   if (recorder_.open()) recorder_.end(ok, run.additions.size());
   device.activity.keep_spans = keep;
   if (!keep) return ok;
@@ -132,6 +135,66 @@ bool SegmentPlayer::play_run(Run& run) {
   if (run.highest.allocated > 0) context_.samples.push_back(run.highest);  // its end is no picture of it
   context_.samples.push_back(context_.ledger_now());
   return ok;
+}
+
+bool SegmentPlayer::play_kernels(Run& run, std::size_t first) {
+  for (std::size_t k = first; k < run.end; ++k)
+    if (!play_kernel(run, k)) return false;
+  return true;
+}
+
+const DeferrableList& SegmentPlayer::deferrable_of(const Run& run) {
+  if (run.number >= deferrable_.size()) deferrable_.resize(run.number + 1);
+  std::optional<DeferrableList>& found = deferrable_[run.number];
+  if (found) return *found;
+  found = deferrable_list(run.list, run.times);
+  for (std::size_t k = 0; k < run.times.size(); ++k) {
+    const TimedKernel& timed = run.times[k];
+    const Kernel& kernel = run.list.kernels[k];
+    found->possible = found->possible && GradientSums::stays({timed, kernel, run.list, run.segment, run.instance});
+    if (timed.gemm)
+      (kernel.backward ? found->engine_workspaces : found->workspaces) |= BlasWorkspaces::wanted(timed.lt);
+  }
+  return *found;
+}
+
+/// Of a run that is summed up or drawn every kernel is looked at.
+bool SegmentPlayer::defer(const Run& run) {
+  const bool whole = run.first == 0 && run.end == run.times.size() && run.additions.empty();
+  if (!defers_ || !whole || run.keep || recorder_.records() || run.instruction.stream != Stream::D ||
+      !sums_.none_left() || !context_.device.clock.is_plain())
+    return false;
+  const DeferrableList& list = deferrable_of(run);
+  return list.possible && workspaces_.has(list.workspaces, list.engine_workspaces) &&
+         deferred_.begin({&run.list, &run.times, &lists_.of(run.number, run.times), &list, run.instruction.phase});
+}
+
+bool SegmentPlayer::play_deferred(Run& run) {
+  const auto end = static_cast<std::int32_t>(run.list.events.size());
+  std::int32_t event = 0;
+  bool ok = true;
+  while (ok && event < end && deferred_.open()) {
+    deferred_.at(event);
+    ok = play_event(run, run.list.events[static_cast<std::size_t>(event)]);
+    event += ok ? 1 : 0;
+  }
+  context_.device.activity.events += event;
+  if (!ok) return false;
+  if (!deferred_.open()) return play_rest(run, event);
+  deferred_.end();
+  return true;
+}
+
+/// From an event on, in whose predecessor something asked for the launches that were due.
+bool SegmentPlayer::play_rest(Run& run, std::int32_t event) {
+  const auto at = std::find_if(run.times.begin(), run.times.end(),
+                               [event](const TimedKernel& timed) { return timed.after_end >= event; });
+  const auto k = static_cast<std::size_t>(at - run.times.begin());
+  if (event <= at->before_end) {
+    if (!memory_events(run, event, at->before_end) || !issue_kernel(run, k)) return false;
+    event = at->after_begin;
+  }
+  return memory_events(run, event, at->after_end) && play_kernels(run, k + 1);
 }
 
 bool SegmentPlayer::play_kernel(Run& run, std::size_t k) {
@@ -154,9 +217,14 @@ bool SegmentPlayer::play_kernel(Run& run, std::size_t k) {
 
 bool SegmentPlayer::run_kernel(Run& run, std::size_t k) {
   const TimedKernel& timed = run.times[k];
-  const Kernel& kernel = run.list.kernels[k];
   recorder_.set_kernel(k + run.added);
   if (!memory_events(run, timed.before_begin, timed.before_end)) return false;
+  return issue_kernel(run, k);
+}
+
+bool SegmentPlayer::issue_kernel(Run& run, std::size_t k) {
+  const TimedKernel& timed = run.times[k];
+  const Kernel& kernel = run.list.kernels[k];
   if (timed.gemm && !workspaces_.ensure(timed.lt, kernel.backward)) return false;
   if (run.keep && context_.device.allocator.stats().allocated.current > run.highest.allocated)
     run.highest = context_.ledger_now();
@@ -229,20 +297,14 @@ void SegmentPlayer::launch(Run& run, const TimedKernel& timed, const Kernel& ker
   if (run.start < 0) run.start = span.start;
 }
 
-bool SegmentPlayer::memory_events(const Run& run, std::int32_t begin, std::int32_t end) {
-  if (begin == end) return true;
-  for (std::int32_t e = begin; e < end; ++e) {
-    const MemoryEvent event = run.list.events[static_cast<std::size_t>(e)];
-    if (event.noted)
-      storages_.note_use(storages_.place_of_freed(event, run.instance));
-    else if (!event.alloc)
-      storages_.free(storages_.place_of_freed(event, run.instance));
-    else if (!storages_.allocate(run.segment, run.instance, event.slot))
-      return false;
+bool SegmentPlayer::play_events(const Run& run, std::int32_t begin, std::int32_t end) {
+  std::int32_t event = begin;
+  while (event < end && play_event(run, run.list.events[static_cast<std::size_t>(event)])) {
     if (recorder_.open()) recorder_.changed();
+    ++event;
   }
-  context_.device.activity.events += end - begin;
-  return true;
+  context_.device.activity.events += event - begin;
+  return event == end;
 }
 
 void SegmentPlayer::free_held(bool only_gradients) {

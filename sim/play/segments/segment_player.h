@@ -1,6 +1,7 @@
 // Runs segments: lowered kernels with the storages they make and drop. Part of one PlanPlayer.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -11,10 +12,12 @@
 #include "sim/play/prediction.h"
 #include "sim/play/segments/activation_copies.h"
 #include "sim/play/segments/blas_workspaces.h"
+#include "sim/play/segments/deferred_launches.h"
 #include "sim/play/segments/early_kernels.h"
 #include "sim/play/segments/gradient_additions.h"
 #include "sim/play/segments/gradient_sums.h"
 #include "sim/play/segments/instruction_runs.h"
+#include "sim/play/segments/launch_lists.h"
 #include "sim/play/segments/run_follower.h"
 #include "sim/play/segments/run_recorder.h"
 #include "sim/play/segments/segment_storages.h"
@@ -66,6 +69,7 @@ class SegmentPlayer {
     std::int32_t instance;
     double slowness;
     ActivitySpan what;
+    std::size_t number = 0;          // of the list among those of all templates and passes
     std::size_t first = 0, end = 0;  // kernels
     bool keep = false;               // spans and samples
     SimTime start = -1;              // of its first kernel
@@ -79,14 +83,32 @@ class SegmentPlayer {
     std::size_t place_of_next() const;
   };
   Run run_of(const Instruction& i, Pass pass, std::size_t first);
-  bool follow(const Run& run, std::size_t number);
+  bool follow(const Run& run);
   bool begin_backward();
   bool play_run(Run& run);
+  bool play_kernels(Run& run, std::size_t first);
+  const DeferrableList& deferrable_of(const Run& run);
+  bool defer(const Run& run);
+  bool play_deferred(Run& run);
+  bool play_rest(Run& run, std::int32_t event);
   bool play_kernel(Run& run, std::size_t k);
   bool run_kernel(Run& run, std::size_t k);
+  bool issue_kernel(Run& run, std::size_t k);
   bool play_additions(Run& run, std::size_t k);
   bool add(Run& run, const GradientAdditions::Addition& addition);
-  bool memory_events(const Run& run, std::int32_t begin, std::int32_t end);
+  bool memory_events(const Run& run, std::int32_t begin, std::int32_t end) {
+    return begin == end || play_events(run, begin, end);
+  }
+  bool play_events(const Run& run, std::int32_t begin, std::int32_t end);
+  bool play_event(const Run& run, const MemoryEvent& event) {
+    if (event.noted)
+      storages_.note_use(storages_.place_of_freed(event, run.instance));
+    else if (!event.alloc)
+      storages_.free(storages_.place_of_freed(event, run.instance));
+    else
+      return storages_.allocate(run.segment, run.instance, event.slot);
+    return true;
+  }
   void launch(Run& run, const TimedKernel& timed, const Kernel& kernel);
   bool gradients_without_operators(const Instruction& i);
   /// What a module keeps until the next forward makes another of it.
@@ -99,7 +121,9 @@ class SegmentPlayer {
   std::vector<TemplateTimes> times_;
   RunRecorder recorder_;
   SegmentStorages storages_;
+  LaunchLists lists_;
   RunFollower follower_;
+  DeferredLaunches deferred_;
   InstructionRuns instructions_;
   BlasWorkspaces workspaces_;
   EarlyKernels early_;
@@ -108,6 +132,8 @@ class SegmentPlayer {
   GradientAdditions additions_;
   bool per_kernel_;
   RankSpeed speed_;
+  bool defers_;  // runs are whole, and nobody writes down when memory is asked for
+  std::vector<std::optional<DeferrableList>> deferrable_;  // by number of the list, once asked
   std::uint64_t runs_ = 0;
   std::vector<bool> begun_;  // by instance: its backward's early kernels have run; empty where no segment has any
 };

@@ -6,18 +6,6 @@
 
 namespace foreshard {
 
-MemoryCategory category_of_slot(SlotCategory category) {
-  switch (category) {
-    case SlotCategory::Activation: return MemoryCategory::Activations;
-    case SlotCategory::ActivationGrad: return MemoryCategory::ActivationGrads;
-    case SlotCategory::ParamGrad: return MemoryCategory::ParamGrads;
-    case SlotCategory::Output: return MemoryCategory::Outputs;
-    case SlotCategory::Workspace: return MemoryCategory::Workspace;
-    case SlotCategory::Temporary: break;
-  }
-  return MemoryCategory::Temporaries;
-}
-
 SegmentStorages::SegmentStorages(PlayContext& context, PlanBuffers& buffers, RunRecorder& recorder)
     : context_(context), buffers_(buffers), recorder_(recorder) {
   std::size_t slots = 0;

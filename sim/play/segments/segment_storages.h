@@ -2,6 +2,7 @@
 // from the moment they are made. Part of one PlanPlayer.
 #pragma once
 
+#include <array>
 #include <utility>
 #include <vector>
 
@@ -11,7 +12,13 @@
 
 namespace foreshard {
 
-MemoryCategory category_of_slot(SlotCategory category);
+inline MemoryCategory category_of_slot(SlotCategory category) {
+  static constexpr std::array<MemoryCategory, 6> kCategories{
+      MemoryCategory::Activations, MemoryCategory::Temporaries, MemoryCategory::ActivationGrads,
+      MemoryCategory::ParamGrads,  MemoryCategory::Outputs,     MemoryCategory::Workspace};
+  static_assert(static_cast<std::size_t>(SlotCategory::Workspace) + 1 == kCategories.size());
+  return kCategories[static_cast<std::size_t>(category)];
+}
 
 class SegmentStorages {
  public:
@@ -45,11 +52,11 @@ class SegmentStorages {
   bool allocate(const SegmentTemplate& segment, std::int32_t instance, std::int32_t slot, Stream pool = Stream::D) {
     const Slot& made = segment.slots[static_cast<std::size_t>(slot)];
     if (made.category == SlotCategory::ParamGrad) return allocate_gradient(made, instance, slot, pool);
+    const std::int32_t at = place(instance, slot);
+    BlockHandle& held = (*this)[at];
     const BlockHandle block = context_.device.book.allocate(made.bytes, index_of(made.aside ? Stream::O : Stream::D),
                                                             category_of_slot(made.category));
     if (block == kNoBlock) return context_.out_of_memory(made.bytes);
-    const std::int32_t at = place(instance, slot);
-    BlockHandle& held = (*this)[at];
     if (recorder_.open()) recorder_.made(at, held >= 0, is_held(at), block, -1);
     if (held >= 0)
       context_.device.book.free(held);  // a second forward before the backward of the first: its storages are dropped

@@ -119,6 +119,7 @@ LaunchList launches_of(const std::vector<TimedKernel>& kernels) {
   LaunchList list;
   for (const TimedKernel& kernel : kernels) {
     list.host_after += kernel.host;
+    list.host += kernel.host;
     if (!kernel.launches) continue;
     if (kernel.waits) list.waits.push_back(list.launches.size());
     list.launches.push_back({std::exchange(list.host_after, 0), kernel.device, kernel.slowdown});

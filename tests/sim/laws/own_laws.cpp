@@ -99,6 +99,8 @@ void judge_text(const Job& job, Judge& judge) {
 void judge_alone(const Trial& trial, const Prediction& prediction, Judge& judge) {
   const auto again = trial.predict();
   judge.check("the same job gives the same bytes", again && digest(*again) == digest(prediction));
+  const auto watched = trial.watch();
+  judge.check("who watches every kernel sees the same", watched && digest(*watched) == digest(prediction));
   judge_backward(trial.made().plan, judge);
   judge_memory(trial, prediction, judge);
   judge_time(prediction, judge);

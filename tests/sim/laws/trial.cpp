@@ -13,6 +13,15 @@ std::optional<Prediction> Trial::predict() const {
   return std::move(*result);
 }
 
+std::optional<Prediction> Trial::watch() const {
+  ++run_.simulations;
+  SimulateOptions options;
+  options.timeline = true;
+  auto result = simulate(made_.plan, made_.model, made_.lowered, made_.job, profile_, options);
+  if (!result) return std::nullopt;
+  return std::move(*result);
+}
+
 std::optional<Paced> Trial::pace(const HardwareProfile& profile, Bytes memory, int iterations) const {
   ++run_.simulations;
   MemoryLog log;

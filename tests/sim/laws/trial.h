@@ -34,6 +34,8 @@ class Trial {
   bool waits() const { return made_.plan.runtime == Runtime::Fsdp1; }
 
   std::optional<Prediction> predict() const;
+  /// With every kernel on a timeline: none is put off or passed over.
+  std::optional<Prediction> watch() const;
   /// On this machine or another one, with other memory (0: the job's), for so many iterations (0: until it is steady).
   std::optional<Paced> pace(const HardwareProfile& profile, Bytes memory = 0, int iterations = 0) const;
   std::optional<Paced> pace() const { return pace(profile_); }
