@@ -400,9 +400,18 @@ class Simulation {
     return ranks;
   }
 
+  /// The last one. Where the allocator never comes to rest, most often because it alternates between two states, the
+  /// mean of the last two.
+  double told_step() const {
+    const std::vector<IterationResult>& all = prediction_.iterations;
+    const auto last = static_cast<double>(all.back().step_time);
+    const bool alternates = !settling_.settled() && plays() && all.size() > plan_.iterations.size() + 1;
+    return alternates ? (last + static_cast<double>(all[all.size() - 2].step_time)) / 2 : last;
+  }
+
   void speed() {
     if (prediction_.iterations.empty()) return;
-    const double step = static_cast<double>(prediction_.iterations.back().step_time);
+    const double step = told_step();
     if (step <= 0) return;
     const double interval = profile_.interval;
     prediction_.step_time_ns = around(step, interval);

@@ -228,6 +228,34 @@ const UnitSearch& best_search(const UnitSearch& own, const Searches& others, con
   return *best;
 }
 
+/// The same units without the way to the host, where the job's activations go there: what stays on the device is the
+/// schedule's to say. nullptr: they stay, or that promises nothing.
+std::unique_ptr<UnitSearch> search_without_copies(const UnitSearch& own, Workbench& bench, double limit,
+                                                  Progress& told) {
+  Job job = own.frame().job;
+  if (!job.checkpointing.offload_activations) return nullptr;
+  job.checkpointing.offload_activations = false;
+  auto frame = frame_of(job, bench);
+  if (!frame) return nullptr;
+  auto search = std::make_unique<UnitSearch>(std::move(*frame), bench, own.budget(), own.for_memory(), own.threads());
+  told.watch(*search);
+  search->try_bases(limit);
+  if (!search->promises(own)) return nullptr;
+  search->run(limit);
+  return search;
+}
+
+/// Of a job that sends activations to the host the lesser of two: a schedule may keep them on the device.
+Result<ScheduleBound> bound_of(UnitFrame frame, bool may_offload, const HardwareProfile& profile, Bytes budget,
+                               Workbench& bench) {
+  frame.job.checkpointing.offload_activations = false;
+  auto bound = schedule_bound(frame, profile, budget, bench);
+  if (!bound || !may_offload) return bound;
+  frame.job.checkpointing.offload_activations = true;
+  auto other = schedule_bound(frame, profile, budget, bench);
+  return !other || other->ns < bound->ns ? other : bound;
+}
+
 bool is_roomy(const Prediction& prediction) { return prediction.fits && driver_allocs_of_last_step(prediction) == 0; }
 
 /// On a full card, a budget with which the allocator asks the driver for nothing, the least that halving finds, to 16
@@ -334,9 +362,11 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   Progress told(progress);
   told.watch(own);
   own.run(limit);
-  const Searches others = other_searches(own, model, bench, limit, told);
-  const UnitSearch& best = best_search(own, others, model, limit);
-  found.simulated = own.simulated();
+  const std::unique_ptr<UnitSearch> kept = search_without_copies(own, bench, limit, told);
+  const UnitSearch& first = kept != nullptr && kept->beats(own) ? *kept : own;
+  const Searches others = other_searches(first, model, bench, limit, told);
+  const UnitSearch& best = best_search(first, others, model, limit);
+  found.simulated = own.simulated() + (kept != nullptr ? kept->simulated() : 0);
   for (const auto& other : others) found.simulated += other->simulated();
   found.fits = best.found();
   if (!found.fits) {
@@ -348,7 +378,8 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
     // Without a budget a card holds a plan to what that plan's communicators leave: it is told where that is not what
     // was searched for.
     if (best.judged().outside != outside) found.job.schedule.budget = *budget;
-    const auto bound = schedule_bound(best.frame(), profile, *budget, bench);
+    found.stays_on_device = given.checkpointing.offload_activations && !found.job.checkpointing.offload_activations;
+    const auto bound = bound_of(best.frame(), given.checkpointing.offload_activations, profile, *budget, bench);
     if (!bound) return fail(bound.error());
     found.bound = *bound;
   }

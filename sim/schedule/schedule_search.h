@@ -37,6 +37,7 @@ struct FoundSchedule {
   Job job;  // with the schedule written out: nothing is searched any more
   std::vector<ScheduledUnit> units;
   std::vector<std::string> recomputed;  // modules
+  bool stays_on_device = false;         // activations that the job sends to the host
   bool explicit_starts = false;         // gathers start where the lists say; else as fsdp2's rule has them
   bool fits = false;
   Bytes budget = 0, least_budget = 0;  // least: only where nothing fits

@@ -59,7 +59,8 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
     const bool has_block = std::any_of(frame.blocks.begin(), frame.blocks.end(), [&](const ScheduledBlock& block) {
       return meets_unit(frame, number, block.modules);
     });
-    row.decided.activations = again ? "recompute" : "keep";
+    const bool travels = frame.job.checkpointing.offload_activations;
+    row.decided.activations = again ? "recompute" : travels ? "offload" : "keep";
     const auto name = [&](const std::vector<int>& order, int at) {
       return frame.names[static_cast<std::size_t>(order[static_cast<std::size_t>(at)])];
     };
@@ -71,7 +72,10 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
     }
     if (frame.plan->units[u].requires_grad) row.decided.reduce = frame.names[u];
     row.why = why_kept(frame, u, kept, left, unit_collective_ns(frame, profile, CollectiveKind::AllGather, number));
-    if (has_block) row.why += again ? "; recomputes to make room" : "; keeps activations: no second forward";
+    if (has_block)
+      row.why += again     ? "; recomputes to make room"
+                 : travels ? "; activations go to the host: no second forward"
+                           : "; keeps activations: no second forward";
   }
   return rows;
 }

@@ -46,6 +46,8 @@ class ScheduleText {
         line(fmt::format("  no schedule of these units is shorter than {} ({}): {} above it",
                          duration_text(found_.bound.ns), decides(found_.bound.side), above));
     }
+    if (found_.stays_on_device)
+      line("  activations stay on the device: leave checkpointing.offload_activations, and the script's hooks, away");
     if (!found_.advice.empty()) line("  " + found_.advice);
     if (const std::string shards = shard_advice_of(found_); !shards.empty()) line("  " + shards);
     if (const std::string room = room_advice_of(found_); !room.empty()) line("  " + room);
@@ -59,6 +61,7 @@ class ScheduleText {
     switch (side) {
       case ScheduleBound::Side::Compute: return "compute decides";
       case ScheduleBound::Side::Links: return "the links decide";
+      case ScheduleBound::Side::Copies: return "the copies of activations to the host and back decide";
       case ScheduleBound::Side::Order: break;
     }
     return "who waits for whom decides";
