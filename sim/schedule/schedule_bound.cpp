@@ -71,7 +71,7 @@ std::int32_t begin_of_last(const Plan& plan, std::size_t played) {
 }
 
 /// Whether some unit is gathered more than once: it runs again behind its last reduction. What is gathered and copied
-/// then, and when that is best begun, hangs on the lists.
+/// then, and when that is best begun, hangs on the lists, so that it is for nothing.
 bool gathers_again(const Plan& plan) {
   std::vector<bool> gathered(plan.units.size());
   for (const Instruction& i : plan.iterations.back().instructions) {
@@ -181,7 +181,7 @@ class Bound {
     std::vector<Waived> ways{Waived::Sources};
     if (job.fsdp.cpu_offload) ways.push_back(Waived::Gathers);
     if (copies_some(*parts->plan) || shares_gathers(*parts->plan, *parts->model)) ways = {Waived::Gathers};
-    if (gathers_again(*parts->plan)) ways.clear();
+    if (gathers_again(*parts->plan)) ways = {Waived::Gathers};
     for (const Waived waived : ways) {
       const auto unhindered = unhindered_step(job, waived);
       if (!unhindered) return fail(unhindered.error());

@@ -201,12 +201,12 @@ class Progress {
 Searches other_searches(const UnitSearch& own, const Model& model, Workbench& bench, double limit, Progress& told) {
   Searches others;
   const bool full =
-      !own.found() || static_cast<double>(own.judged().reserved) > kFull * static_cast<double>(own.budget());
+      !own.found() || static_cast<double>(own.judged().reserved) > kFull * static_cast<double>(own.task().budget);
   for (const Job& job : other_wrappings(own.frame(), model, full)) {
+    if (own.is_late()) break;
     auto wrapped = frame_of(job, bench);
     if (!wrapped) continue;  // units that cannot be planned
-    others.push_back(
-        std::make_unique<UnitSearch>(std::move(*wrapped), bench, own.budget(), own.for_memory(), own.threads()));
+    others.push_back(std::make_unique<UnitSearch>(std::move(*wrapped), bench, own.task()));
     told.watch(*others.back());
     others.back()->try_bases(limit);
   }
@@ -219,10 +219,10 @@ const UnitSearch& best_search(const UnitSearch& own, const Searches& others, con
   const UnitSearch* best = &own;
   std::size_t left = kMostWrappings;
   for (const auto& other : others) {
-    if (left == 0) break;
+    if (left == 0 || best->is_late()) break;
     if (!other->promises(own) || !can_run(other->frame(), model)) continue;
     --left;
-    other->run(limit);
+    other->run(limit, best);
     if (other->beats(*best)) best = other.get();
   }
   return *best;
@@ -237,7 +237,7 @@ std::unique_ptr<UnitSearch> search_without_copies(const UnitSearch& own, Workben
   job.checkpointing.offload_activations = false;
   auto frame = frame_of(job, bench);
   if (!frame) return nullptr;
-  auto search = std::make_unique<UnitSearch>(std::move(*frame), bench, own.budget(), own.for_memory(), own.threads());
+  auto search = std::make_unique<UnitSearch>(std::move(*frame), bench, own.task());
   told.watch(*search);
   search->try_bases(limit);
   if (!search->promises(own)) return nullptr;
@@ -336,7 +336,7 @@ Result<Bytes> schedule_budget(const Job& job, const HardwareProfile& profile, By
 }
 
 Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const HardwareProfile& profile,
-                                    Workbench& bench, int threads, const ScheduleProgress& progress) {
+                                    Workbench& bench, const SearchManner& manner) {
   const auto begun = std::chrono::steady_clock::now();
   Job job = given;
   auto frame = frame_of(job, bench);
@@ -356,10 +356,11 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   };
   found.fsdp2 = rival(held(Runtime::Fsdp2), *budget, bench);
   found.fsdp1 = rival(held(Runtime::Fsdp1), *budget, bench);
-  const bool for_memory = job.schedule.objective == "memory";
   const double limit = found.fsdp2.step_ns > 0 ? found.fsdp2.step_ns : kNoTime;
-  UnitSearch own(*frame, bench, *budget, for_memory, threads);
-  Progress told(progress);
+  SearchTask task{*budget, job.schedule.objective == "memory", manner.threads, {}};
+  if (manner.seconds > 0) task.end = begun + std::chrono::duration<double>(manner.seconds);
+  UnitSearch own(*frame, bench, task);
+  Progress told(manner.progress);
   told.watch(own);
   own.run(limit);
   const std::unique_ptr<UnitSearch> kept = search_without_copies(own, bench, limit, told);
@@ -369,6 +370,7 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   found.simulated = own.simulated() + (kept != nullptr ? kept->simulated() : 0);
   for (const auto& other : others) found.simulated += other->simulated();
   found.fits = best.found();
+  found.out_of_time = best.is_late();
   if (!found.fits) {
     found.least_budget = least_budget(own, others, model);
     found.job = job;
@@ -395,7 +397,7 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
 Result<SettledJob> settle_schedule(const Job& job, const Model& model, const HardwareProfile& profile, Workbench& bench,
                                    int threads) {
   if (!wants_schedule_search(job)) return SettledJob{job, {}};
-  auto found = find_schedule(job, model, profile, bench, threads);
+  auto found = find_schedule(job, model, profile, bench, {.threads = threads, .seconds = 0, .progress = {}});
   if (!found) return fail(found.error());
   if (found->fits) return SettledJob{std::move(found->job), {std::move(found->text)}};
   return fail({.code = ErrorCode::OutOfRange,

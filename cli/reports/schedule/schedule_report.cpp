@@ -51,7 +51,8 @@ class ScheduleText {
     if (!found_.advice.empty()) line("  " + found_.advice);
     if (const std::string shards = shard_advice_of(found_); !shards.empty()) line("  " + shards);
     if (const std::string room = room_advice_of(found_); !room.empty()) line("  " + room);
-    line(fmt::format("  {} simulations in {:.1f} s", found_.simulated, found_.seconds));
+    line(fmt::format("  {} simulations in {:.1f} s{}", found_.simulated, found_.seconds,
+                     found_.out_of_time ? ": --seconds ended the search" : ""));
     units();
     return std::move(out_);
   }
