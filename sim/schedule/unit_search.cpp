@@ -81,7 +81,10 @@ void UnitSearch::run(double limit_ns, const UnitSearch* to_beat) {
 void UnitSearch::try_bases(double limit_ns) {
   limit_ns_ = limit_ns;
   begin();
-  consider(ahead(start_, 1, 2));
+  const Candidate early = ahead(start_, 1, 2);
+  consider(early);
+  if (frame_.blocks.empty() || task_.for_memory) return;
+  consider(with_activations(with_kept(early, keepable_, keepable_.size()), frame_.blocks.size()));  // if there is room
 }
 
 bool UnitSearch::promises(const UnitSearch& other) const {
