@@ -32,11 +32,6 @@ Estimate around(double value, double interval) { return {value, value / (1 + int
 /// The same with another upper half.
 Estimate around(double value, double below, double above) { return {value, value / (1 + below), value * (1 + above)}; }
 
-BetweenNodes between_nodes(const NetworkUse& network) {
-  if (network.parts.empty()) return {};
-  return {network.busy(), network.exposed(), network.step_at_half()};
-}
-
 /// CUDA context and communicators; cuBLAS's workspaces come from the allocator. Wide: drivers and NCCL settings differ.
 Estimate memory_outside(const Plan& plan, const Job& job, const HardwareProfile& profile) {
   const auto context = profile.extra.find("context_bytes");
@@ -416,12 +411,21 @@ class Simulation {
     return std::hypot(profile_.interval, std::max(slower, 0.0));
   }
 
+  /// The last one. Where the allocator never comes to rest, most often because it alternates between two states, the
+  /// mean of the last two.
+  double told_step() const {
+    const std::vector<IterationResult>& all = prediction_.iterations;
+    const auto last = static_cast<double>(all.back().step_time);
+    const bool alternates = !settling_.settled() && plays() && all.size() > plan_.iterations.size() + 1;
+    return alternates ? (last + static_cast<double>(all[all.size() - 2].step_time)) / 2 : last;
+  }
+
   void speed() {
     if (prediction_.iterations.empty()) return;
-    const double step = static_cast<double>(prediction_.iterations.back().step_time);
+    const double step = told_step();
     if (step <= 0) return;
     if (!prediction_.unfinished)
-      prediction_.between_nodes = between_nodes(find_network_use(device_.activity, played_.back().begin, last_end_));
+      prediction_.between_nodes = find_between_nodes(device_.activity, played_.back().begin, last_end_);
     const double interval = profile_.interval, longer = longer_by(step);
     prediction_.step_time_ns = around(step, interval, longer);
     const int micro_batches = plan_.iterations.empty() ? 1 : std::max(plan_.iterations.back().micro_batches, 1);

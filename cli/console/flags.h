@@ -100,6 +100,7 @@ struct ScheduleFlags {
   std::string budget;     // reserved memory; empty = the job's, else the card's
   std::string objective;  // time | memory; empty = the job's
   std::string emit;       // fsdp2: a module for PyTorch in place of the schedule file
+  double seconds = 0;     // of the search, at most; 0: to its end
   std::string out;
 };
 

@@ -76,10 +76,11 @@ Result<Answer> answer_of(const ScheduleFlags& flags, const Job& job, bool quiet)
   Workbench bench(shared);
   auto found = [&] {
     ProgressBar bar(!quiet);
-    return find_schedule(wrap->job, *model, *profile, bench, /*threads=*/0,
-                         [&bar](std::size_t simulated, std::size_t most, double best_ns) {
-                           bar.draw(simulated, most, best_ns > 0 ? fmt::format("{:.1f} ms", best_ns / 1e6) : "");
-                         });
+    SearchManner manner{.threads = 0, .seconds = flags.seconds, .progress = {}};
+    manner.progress = [&bar](std::size_t simulated, std::size_t most, double best_ns) {
+      bar.draw(simulated, most, best_ns > 0 ? fmt::format("{:.1f} ms", best_ns / 1e6) : "");
+    };
+    return find_schedule(wrap->job, *model, *profile, bench, manner);
   }();
   if (!found) return fail(found.error());
   Answer answer{std::move(*found), std::move(*model), profile->id, 0};

@@ -71,6 +71,18 @@ class Emitted(FakeGroup):
         self.assertEqual(module.RECOMPUTED, [])  # whole blocks would be another thing
         self.assertTrue(any("checkpointing.save" in text for text in module.NOT_EXPRESSED))
 
+    def test_units_inside_of_units_are_sharded_before_them(self):
+        more = ["fsdp.wrap.policy=units", 'fsdp.wrap.units=["blocks.0.up", "blocks.0", "blocks.1"]']
+        more.append('fsdp.overrides=[{units = ["blocks.0"], reshard_after_forward = true}]')  # no other units are tried
+        with tempfile.TemporaryDirectory() as folder:
+            module, _, _ = emitted(folder, more)
+        names = [unit[0] for unit in module.UNITS]
+        self.assertLess(names.index("blocks.0"), names.index("blocks.0.up"))  # as they run
+        block = module.shard(net()).blocks[0]
+        for unit, owner in ((block, block.down), (block.up, block.up)):
+            params = unit._get_fsdp_state()._fsdp_param_group.fsdp_params
+            self.assertEqual([p._module_info.module for p in params], [owner, owner])  # matrix and bias
+
     def test_what_is_kept_over_micro_batches_is_gathered_once(self):
         module, _, _ = self.check("train.micro_batches=2", batches=2)
         self.assertTrue(module.KEPT_OVER_MICRO_BATCHES)

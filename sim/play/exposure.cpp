@@ -213,4 +213,10 @@ NetworkUse find_network_use(const Activity& activity, SimTime begin, SimTime end
   return result;
 }
 
+BetweenNodes find_between_nodes(const Activity& activity, SimTime begin, SimTime end) {
+  const NetworkUse use = find_network_use(activity, begin, end);
+  if (use.parts.empty()) return {};
+  return {use.busy(), use.exposed(), use.step_at_half()};
+}
+
 }  // namespace foreshard

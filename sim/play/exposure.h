@@ -46,5 +46,6 @@ Exposure find_exposure(const Activity& activity, SimTime begin, SimTime end);
 
 /// Of the same window, what runs between nodes (CollectiveRun::at_half); nothing on a machine that was measured.
 NetworkUse find_network_use(const Activity& activity, SimTime begin, SimTime end);
+BetweenNodes find_between_nodes(const Activity& activity, SimTime begin, SimTime end);
 
 }  // namespace foreshard

@@ -24,8 +24,8 @@ namespace foreshard {
 struct PreparedPlan;
 
 /// What is for nothing in a simulation that no schedule gets below: what the host pays for the plan's own instructions,
-/// and of every gather what comes before it (the copy into it, its way from the host), or the gather itself and that
-/// copy.
+/// and of every gather what comes before it (the copy into it, its way from the host), or the gather itself and the
+/// copies into it and out of it.
 enum class Waived : std::uint8_t { Nothing, Sources, Gathers };
 
 struct SimulateOptions {

@@ -29,6 +29,7 @@ struct Item {
   double compute_ns = 0, gather_ns = 0;  // saved a step
   double bytes = 0;
   int block = -1, unit = -1;  // whose
+  double copies_ns = 0;       // more a step that go to the host and back
 };
 
 /// When there is room for so much of what is kept: of each item these bytes are alive.
@@ -43,6 +44,7 @@ struct Parts {
   double gathers = 0, reductions = 0;   // ns on the links, everything resharded
   double first_gather = 0, last_reduction = 0;
   double before_gather = 0;
+  double copies = 0;      // ns on the stream to and from the host, where activations go there; all recomputed
   double unhindered = 0;  // a step with memory for nothing: what depends on what alone
   double free_step = 0;   // of a step with links and memory for nothing: what the host issues and the device computes
   std::vector<Item> items;
@@ -69,7 +71,7 @@ std::int32_t begin_of_last(const Plan& plan, std::size_t played) {
 }
 
 /// Whether some unit is gathered more than once: it runs again behind its last reduction. What is gathered and copied
-/// then, and when that is best begun, hangs on the lists.
+/// then, and when that is best begun, hangs on the lists, so that it is for nothing.
 bool gathers_again(const Plan& plan) {
   std::vector<bool> gathered(plan.units.size());
   for (const Instruction& i : plan.iterations.back().instructions) {
@@ -127,6 +129,7 @@ class Bound {
         links = most.gathers_ns + most.reductions_ns;
       }
     }
+    if (const ScheduleBound copies = beside_copies(); copies.ns > best.ns) best = copies;
     if (parts_.unhindered > best.ns) best.ns = parts_.unhindered, best.side = ScheduleBound::Side::Order;
     best.free_step_ns = parts_.free_step;
     return best;
@@ -162,6 +165,7 @@ class Bound {
         parts_.items.push_back(item);
       }
     }
+    if (auto done = measure_copies(candidate, alike); !done) return done;
     std::fill(candidate.activations.begin(), candidate.activations.end(), KeepActivations::Keep);
     const auto free = alone(job_of(frame_, candidate));
     if (!free) return fail(free.error());
@@ -177,13 +181,50 @@ class Bound {
     std::vector<Waived> ways{Waived::Sources};
     if (job.fsdp.cpu_offload) ways.push_back(Waived::Gathers);
     if (copies_some(*parts->plan) || shares_gathers(*parts->plan, *parts->model)) ways = {Waived::Gathers};
-    if (gathers_again(*parts->plan)) ways.clear();
+    if (gathers_again(*parts->plan)) ways = {Waived::Gathers};
     for (const Waived waived : ways) {
       const auto unhindered = unhindered_step(job, waived);
       if (!unhindered) return fail(unhindered.error());
       parts_.unhindered = std::max(parts_.unhindered, *unhindered);
     }
     return {};
+  }
+
+  /// What a block keeps travels where the job sends activations to the host; what it recomputes does not.
+  Result<void> measure_copies(Candidate candidate, const std::map<Numel, std::vector<std::size_t>>& alike) {
+    if (!frame_.job.checkpointing.offload_activations) return {};
+    std::fill(candidate.activations.begin(), candidate.activations.end(), KeepActivations::Recompute);
+    const auto base = copies_of(candidate);
+    if (!base) return fail(base.error());
+    parts_.copies = *base;
+    for (const auto& [numel, blocks] : alike) {
+      Candidate one = candidate;
+      for (const std::size_t block : blocks) one.activations[block] = KeepActivations::Keep;
+      const auto kept = copies_of(one);
+      if (!kept) return fail(kept.error());
+      for (Item& item : parts_.items) {
+        if (std::find(blocks.begin(), blocks.end(), static_cast<std::size_t>(item.block)) != blocks.end())
+          item.copies_ns = (*kept - *base) / static_cast<double>(blocks.size());
+      }
+    }
+    return {};
+  }
+
+  Result<double> copies_of(const Candidate& candidate) {
+    SimulateOptions options;
+    options.timeline = true;
+    const auto played = play(job_of(frame_, candidate), profile_, options, /*offloads=*/true);
+    if (!played) return fail(played.error());
+    const Timeline& timeline = played->prediction.timeline;
+    const std::vector<IterationResult>& iterations = played->prediction.iterations;
+    SimTime end = 0;
+    for (const Span& span : timeline.spans) end = std::max(end, span.start + span.duration);
+    double busy = 0;
+    for (const Span& span : timeline.spans) {
+      if (timeline.lanes[span.lane.index()].stream == "O" && span.start >= end - iterations.back().step_time)
+        busy += static_cast<double>(span.duration);
+    }
+    return busy;
   }
 
   /// Nothing is gathered or computed twice, links and the host's part of what is computed are as they are, collectives
@@ -208,9 +249,9 @@ class Bound {
     Prediction prediction;
   };
   /// With all the memory that there is to want: nothing has to leave for the host.
-  Result<Played> play(Job job, const HardwareProfile& profile, SimulateOptions options) {
+  Result<Played> play(Job job, const HardwareProfile& profile, SimulateOptions options, bool offloads = false) {
     job.cluster.memory = options.memory = kNoLimit;
-    job.checkpointing.offload_activations = false;
+    job.checkpointing.offload_activations = offloads;
     job.schedule.budget = 0;
     auto parts = bench_.prepare(job);
     if (!parts) return fail(parts.error());
@@ -377,6 +418,30 @@ class Bound {
     bound.side = by_compute >= by_links ? ScheduleBound::Side::Compute : ScheduleBound::Side::Links;
     bound.ns = weight * by_compute + (1 - weight) * by_links;
     return bound;
+  }
+
+  /// Where activations go to the host, compute against the stream of their copies: a block that recomputes takes the
+  /// one's time, one that keeps its activations the other's, whatever the memory.
+  ScheduleBound beside_copies() const {
+    ScheduleBound most;
+    for (int k = 0; k <= kMultipliers && parts_.copies > 0; ++k) {
+      const double weight = static_cast<double>(k) / kMultipliers;
+      ScheduleBound bound;
+      bound.ends_ns = parts_.first_gather + parts_.last_reduction;
+      bound.compute_ns = parts_.compute;
+      double copies = parts_.copies;
+      for (const Item& item : parts_.items) {
+        if (weight * item.compute_ns <= (1 - weight) * item.copies_ns) continue;
+        bound.compute_ns -= item.compute_ns;
+        copies += item.copies_ns;
+      }
+      bound.ns = weight * (bound.compute_ns + bound.ends_ns) + (1 - weight) * copies;
+      bound.gathers_ns = parts_.gathers;
+      bound.reductions_ns = parts_.reductions;
+      bound.side = ScheduleBound::Side::Copies;
+      if (bound.ns > most.ns) most = bound;
+    }
+    return most;
   }
 
   const UnitFrame& frame_;

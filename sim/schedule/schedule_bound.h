@@ -20,14 +20,16 @@ struct ScheduleBound {
   double ns = 0;
   double compute_ns = 0, gathers_ns = 0, reductions_ns = 0;  // at the best share
   double ends_ns = 0;                                        // first gather and last reduction
-  enum class Side : std::uint8_t { Compute, Links, Order };  // Order: who waits for whom
-  Side side = Side::Compute;                                 // what decides
+  // Copies: of activations to the host and back; Order: who waits for whom.
+  enum class Side : std::uint8_t { Compute, Links, Copies, Order };
+  Side side = Side::Compute;  // what decides
   // A step with links and memory for nothing, simulated: what the host issues counts too. No proof, but where it is
   // longer than the bound the host holds things up, which no schedule changes.
   double free_step_ns = 0;
   bool host_bound() const { return free_step_ns > 1.02 * ns; }
 };
 
+/// Where the job sends activations to the host, of schedules that do so too; else of those that keep them.
 /// 0 where it cannot be said (a CPU's ranks share their cores, a step that does not fit at any budget).
 Result<ScheduleBound> schedule_bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget,
                                      Workbench& bench);

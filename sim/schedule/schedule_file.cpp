@@ -166,6 +166,7 @@ std::span<const char* const> schedule_keys() {
                                     "checkpointing.policy",
                                     "checkpointing.units",
                                     "checkpointing.reentrant",
+                                    "checkpointing.offload_activations",
                                     "schedule.objective"};
   return kKeys;
 }

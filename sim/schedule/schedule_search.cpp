@@ -201,12 +201,12 @@ class Progress {
 Searches other_searches(const UnitSearch& own, const Model& model, Workbench& bench, double limit, Progress& told) {
   Searches others;
   const bool full =
-      !own.found() || static_cast<double>(own.judged().reserved) > kFull * static_cast<double>(own.budget());
+      !own.found() || static_cast<double>(own.judged().reserved) > kFull * static_cast<double>(own.task().budget);
   for (const Job& job : other_wrappings(own.frame(), model, full)) {
+    if (own.is_late()) break;
     auto wrapped = frame_of(job, bench);
     if (!wrapped) continue;  // units that cannot be planned
-    others.push_back(
-        std::make_unique<UnitSearch>(std::move(*wrapped), bench, own.budget(), own.for_memory(), own.threads()));
+    others.push_back(std::make_unique<UnitSearch>(std::move(*wrapped), bench, own.task()));
     told.watch(*others.back());
     others.back()->try_bases(limit);
   }
@@ -219,13 +219,41 @@ const UnitSearch& best_search(const UnitSearch& own, const Searches& others, con
   const UnitSearch* best = &own;
   std::size_t left = kMostWrappings;
   for (const auto& other : others) {
-    if (left == 0) break;
+    if (left == 0 || best->is_late()) break;
     if (!other->promises(own) || !can_run(other->frame(), model)) continue;
     --left;
-    other->run(limit);
+    other->run(limit, best);
     if (other->beats(*best)) best = other.get();
   }
   return *best;
+}
+
+/// The same units without the way to the host, where the job's activations go there: what stays on the device is the
+/// schedule's to say. nullptr: they stay, or that promises nothing.
+std::unique_ptr<UnitSearch> search_without_copies(const UnitSearch& own, Workbench& bench, double limit,
+                                                  Progress& told) {
+  Job job = own.frame().job;
+  if (!job.checkpointing.offload_activations) return nullptr;
+  job.checkpointing.offload_activations = false;
+  auto frame = frame_of(job, bench);
+  if (!frame) return nullptr;
+  auto search = std::make_unique<UnitSearch>(std::move(*frame), bench, own.task());
+  told.watch(*search);
+  search->try_bases(limit);
+  if (!search->promises(own)) return nullptr;
+  search->run(limit);
+  return search;
+}
+
+/// Of a job that sends activations to the host the lesser of two: a schedule may keep them on the device.
+Result<ScheduleBound> bound_of(UnitFrame frame, bool may_offload, const HardwareProfile& profile, Bytes budget,
+                               Workbench& bench) {
+  frame.job.checkpointing.offload_activations = false;
+  auto bound = schedule_bound(frame, profile, budget, bench);
+  if (!bound || !may_offload) return bound;
+  frame.job.checkpointing.offload_activations = true;
+  auto other = schedule_bound(frame, profile, budget, bench);
+  return !other || other->ns < bound->ns ? other : bound;
 }
 
 bool is_roomy(const Prediction& prediction) { return prediction.fits && driver_allocs_of_last_step(prediction) == 0; }
@@ -308,7 +336,7 @@ Result<Bytes> schedule_budget(const Job& job, const HardwareProfile& profile, By
 }
 
 Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const HardwareProfile& profile,
-                                    Workbench& bench, int threads, const ScheduleProgress& progress) {
+                                    Workbench& bench, const SearchManner& manner) {
   const auto begun = std::chrono::steady_clock::now();
   Job job = given;
   auto frame = frame_of(job, bench);
@@ -328,17 +356,21 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   };
   found.fsdp2 = rival(held(Runtime::Fsdp2), *budget, bench);
   found.fsdp1 = rival(held(Runtime::Fsdp1), *budget, bench);
-  const bool for_memory = job.schedule.objective == "memory";
   const double limit = found.fsdp2.step_ns > 0 ? found.fsdp2.step_ns : kNoTime;
-  UnitSearch own(*frame, bench, *budget, for_memory, threads);
-  Progress told(progress);
+  SearchTask task{*budget, job.schedule.objective == "memory", manner.threads, {}};
+  if (manner.seconds > 0) task.end = begun + std::chrono::duration<double>(manner.seconds);
+  UnitSearch own(*frame, bench, task);
+  Progress told(manner.progress);
   told.watch(own);
   own.run(limit);
-  const Searches others = other_searches(own, model, bench, limit, told);
-  const UnitSearch& best = best_search(own, others, model, limit);
-  found.simulated = own.simulated();
+  const std::unique_ptr<UnitSearch> kept = search_without_copies(own, bench, limit, told);
+  const UnitSearch& first = kept != nullptr && kept->beats(own) ? *kept : own;
+  const Searches others = other_searches(first, model, bench, limit, told);
+  const UnitSearch& best = best_search(first, others, model, limit);
+  found.simulated = own.simulated() + (kept != nullptr ? kept->simulated() : 0);
   for (const auto& other : others) found.simulated += other->simulated();
   found.fits = best.found();
+  found.out_of_time = best.is_late();
   if (!found.fits) {
     found.least_budget = least_budget(own, others, model);
     found.job = job;
@@ -348,7 +380,8 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
     // Without a budget a card holds a plan to what that plan's communicators leave: it is told where that is not what
     // was searched for.
     if (best.judged().outside != outside) found.job.schedule.budget = *budget;
-    const auto bound = schedule_bound(best.frame(), profile, *budget, bench);
+    found.stays_on_device = given.checkpointing.offload_activations && !found.job.checkpointing.offload_activations;
+    const auto bound = bound_of(best.frame(), given.checkpointing.offload_activations, profile, *budget, bench);
     if (!bound) return fail(bound.error());
     found.bound = *bound;
   }
@@ -364,7 +397,7 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
 Result<SettledJob> settle_schedule(const Job& job, const Model& model, const HardwareProfile& profile, Workbench& bench,
                                    int threads) {
   if (!wants_schedule_search(job)) return SettledJob{job, {}};
-  auto found = find_schedule(job, model, profile, bench, threads);
+  auto found = find_schedule(job, model, profile, bench, {.threads = threads, .seconds = 0, .progress = {}});
   if (!found) return fail(found.error());
   if (found->fits) return SettledJob{std::move(found->job), {std::move(found->text)}};
   return fail({.code = ErrorCode::OutOfRange,

@@ -2,7 +2,7 @@
 // and when gathers start, so that the simulated step is short and reserved memory stays within a budget.
 //
 // The simulator judges every candidate. fsdp2's own schedule is the first one, so no answer is worse than it.
-// Deterministic: the number of simulations is bounded, not the time.
+// Deterministic: the number of simulations is bounded, not the time, unless SearchManner says so.
 #pragma once
 
 #include <algorithm>
@@ -37,6 +37,7 @@ struct FoundSchedule {
   Job job;  // with the schedule written out: nothing is searched any more
   std::vector<ScheduledUnit> units;
   std::vector<std::string> recomputed;  // modules
+  bool stays_on_device = false;         // activations that the job sends to the host
   bool explicit_starts = false;         // gathers start where the lists say; else as fsdp2's rule has them
   bool fits = false;
   Bytes budget = 0, least_budget = 0;  // least: only where nothing fits
@@ -55,7 +56,8 @@ struct FoundSchedule {
   ScheduleBound bound;
   std::size_t simulated = 0;
   double seconds = 0;
-  std::string text;    // one sentence
+  bool out_of_time = false;  // SearchManner::seconds ended the search
+  std::string text;          // one sentence
   std::string advice;  // what to take instead, and why: FSDP1's flat parameters, where no schedule of fsdp2's layouts
                        // is as short
   /// Above the bound, or above what the host needs where that is more.
@@ -76,10 +78,18 @@ Result<Bytes> schedule_budget(const Job& job, const HardwareProfile& profile, By
 /// yet.
 using ScheduleProgress = std::function<void(std::size_t simulated, std::size_t most, double best_ns)>;
 
-/// Errors: those of planning, a budget above the card. That nothing fits is an answer. More threads answer the same,
-/// sooner; 0: one for each processor.
+/// How a search is gone about.
+struct SearchManner {
+  int threads = 1;  // more answer the same, sooner; 0: one for each processor
+  // Behind so many the best that fits is the answer, which then hangs on what else the machine does; 0: it ends by
+  // itself.
+  double seconds = 0;
+  ScheduleProgress progress;
+};
+
+/// Errors: those of planning, a budget above the card. That nothing fits is an answer.
 Result<FoundSchedule> find_schedule(const Job& job, const Model& model, const HardwareProfile& profile,
-                                    Workbench& bench, int threads = 1, const ScheduleProgress& progress = {});
+                                    Workbench& bench, const SearchManner& manner = {});
 
 /// The job with its schedule written out. Other jobs stay as they are. Errors: also a budget that nothing fits.
 struct SettledJob {

@@ -14,10 +14,11 @@ std::string time_in_words(double ns) {
   return ns < 1e6 ? fmt::format("{:.0f} us", ns / 1e3) : fmt::format("{:.2f} ms", ns / 1e6);
 }
 
-std::string why_kept(const UnitFrame& frame, std::size_t unit, bool kept, Bytes left, double gather_ns) {
+std::string why_kept(const UnitFrame& frame, std::size_t unit, bool kept, bool always, Bytes left, double gather_ns) {
   const Bytes bytes = frame.bytes[unit];
   const std::string size = bytes_in_words(bytes);
-  if (frame.backward_at[unit] < 0)
+  const bool over = kept && frame.backward_at[unit] < 0 && always;
+  if (frame.backward_at[unit] < 0 && !over)
     return kept ? fmt::format("holds {}, which backward does not need", size) : "backward does not need it";
   const bool copies = gather_ns <= 0;  // one rank has it all
   if (kept)
@@ -59,7 +60,8 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
     const bool has_block = std::any_of(frame.blocks.begin(), frame.blocks.end(), [&](const ScheduledBlock& block) {
       return meets_unit(frame, number, block.modules);
     });
-    row.decided.activations = again ? "recompute" : "keep";
+    const bool travels = frame.job.checkpointing.offload_activations;
+    row.decided.activations = again ? "recompute" : travels ? "offload" : "keep";
     const auto name = [&](const std::vector<int>& order, int at) {
       return frame.names[static_cast<std::size_t>(order[static_cast<std::size_t>(at)])];
     };
@@ -70,8 +72,12 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
       row.ahead_backward = frame.backward_at[u] - choice.backward;
     }
     if (frame.plan->units[u].requires_grad) row.decided.reduce = frame.names[u];
-    row.why = why_kept(frame, u, kept, left, unit_collective_ns(frame, profile, CollectiveKind::AllGather, number));
-    if (has_block) row.why += again ? "; recomputes to make room" : "; keeps activations: no second forward";
+    row.why = why_kept(frame, u, kept, choice.params == KeepParams::Always, left,
+                       unit_collective_ns(frame, profile, CollectiveKind::AllGather, number));
+    if (has_block)
+      row.why += again     ? "; recomputes to make room"
+                 : travels ? "; activations go to the host: no second forward"
+                           : "; keeps activations: no second forward";
   }
   return rows;
 }
@@ -91,7 +97,7 @@ std::string schedule_sentence(const FoundSchedule& found) {
                   recomputed, bytes_in_words(found.peak_reserved), bytes_in_words(found.budget));
   if (found.fsdp2.step_ns > 0)
     text += fmt::format("; {:.1f} % shorter than fsdp2's step", 100 * (1 - found.step_ns / found.fsdp2.step_ns));
-  return text + fmt::format("; {} simulations", found.simulated);
+  return text + fmt::format("; {} simulations{}", found.simulated, found.out_of_time ? ", ended by its time" : "");
 }
 
 std::string room_advice_of(const FoundSchedule& found) {

@@ -11,7 +11,8 @@ namespace {
 // most_simulations: in all over a plan of so many instructions.
 constexpr std::size_t kMostSimulations = 320, kLeastSimulations = 60;
 constexpr std::size_t kInstructionsInAll = 3'000'000;
-constexpr int kDeepest = 3;  // units ahead
+constexpr int kDeepest = 3;         // units ahead
+constexpr double kCaughtUp = 1.01;  // by so much one decision after the other may shorten a step
 
 /// In which order units are kept: the last ones of forward first, from both ends, evenly, the largest first.
 enum class Order : std::uint8_t { Last, First, Spread, Largest };
@@ -56,20 +57,23 @@ std::size_t most_simulations(const UnitFrame& frame) {
   return std::clamp(kInstructionsInAll / each, kLeastSimulations, kMostSimulations);
 }
 
-UnitSearch::UnitSearch(UnitFrame frame, Workbench& bench, Bytes budget, bool for_memory, int threads)
-    : frame_(std::move(frame)), judge_(frame_, bench, budget, threads), for_memory_(for_memory) {
+UnitSearch::UnitSearch(UnitFrame frame, Workbench& bench, const SearchTask& task)
+    : frame_(std::move(frame)), judge_(frame_, bench, task.budget, task.threads), task_(task) {
   most_ = most_simulations(frame_);
-  for (const int u : frame_.forward) {
-    if (frame_.backward_at[static_cast<std::size_t>(u)] >= 0) keepable_.push_back(u);
+  const bool several = frame_.plan->iterations.back().micro_batches > 1;
+  level_ = several ? KeepParams::Always : KeepParams::Keep;
+  for (const int u : frame_.forward) {  // what backward does not need, a frozen table, the next forward does
+    if (several || frame_.backward_at[static_cast<std::size_t>(u)] >= 0) keepable_.push_back(u);
   }
-  level_ = frame_.plan->iterations.back().micro_batches > 1 ? KeepParams::Always : KeepParams::Keep;
 }
 
-void UnitSearch::run(double limit_ns) {
+void UnitSearch::run(double limit_ns, const UnitSearch* to_beat) {
   limit_ns_ = limit_ns;
   begin();
   sets();
   pacing();
+  const bool behind = to_beat != nullptr && best_judged_.ns > kCaughtUp * to_beat->best_judged_.ns;
+  if (behind && !task_.for_memory) return;
   sets_at_best();
   moves();
 }
@@ -77,11 +81,14 @@ void UnitSearch::run(double limit_ns) {
 void UnitSearch::try_bases(double limit_ns) {
   limit_ns_ = limit_ns;
   begin();
-  consider(ahead(start_, 1, 2));
+  const Candidate early = ahead(start_, 1, 2);
+  consider(early);
+  if (frame_.blocks.empty() || task_.for_memory) return;
+  consider(with_activations(with_kept(early, keepable_, keepable_.size()), frame_.blocks.size()));  // if there is room
 }
 
 bool UnitSearch::promises(const UnitSearch& other) const {
-  return for_memory_ ? better(best_judged_, other.best_judged_) : best_judged_.ns < other.first_ns_;
+  return task_.for_memory ? better(best_judged_, other.best_judged_) : best_judged_.ns < other.first_ns_;
 }
 
 Bytes UnitSearch::least_budget(Bytes known) {
@@ -130,7 +137,7 @@ std::vector<Candidate> UnitSearch::leanest() const {
 bool UnitSearch::better(const Judged& a, const Judged& b) const {
   if (a.fits != b.fits) return a.fits;
   if (!a.fits) return false;
-  if (!for_memory_) return std::pair(a.ns, a.reserved) < std::pair(b.ns, b.reserved);
+  if (!task_.for_memory) return std::pair(a.ns, a.reserved) < std::pair(b.ns, b.reserved);
   const bool a_in = a.ns <= limit_ns_, b_in = b.ns <= limit_ns_;
   if (a_in != b_in) return a_in;
   return a_in ? std::pair(a.reserved, a.ns) < std::pair(b.reserved, b.ns)
@@ -156,7 +163,7 @@ void UnitSearch::consider_each(const std::vector<Move>& moves) {
   for (std::size_t at = 0; at < moves.size() && !spent();) {
     std::vector<std::optional<Candidate>> next;
     std::vector<Candidate> unknown;
-    for (std::size_t k = at; k < moves.size() && static_cast<int>(unknown.size()) < threads(); ++k) {
+    for (std::size_t k = at; k < moves.size() && static_cast<int>(unknown.size()) < judge_.threads(); ++k) {
       next.push_back(moves[k](best_));
       if (next.back() && !judge_.knows(*next.back())) unknown.push_back(*next.back());
     }
@@ -182,7 +189,7 @@ int UnitSearch::most_that_fits(int all, const Make& make) {
 
 void UnitSearch::each_most_that_fits(int all, const std::vector<Make>& makes) {
   for (std::size_t at = 0; at < makes.size() && !spent();) {
-    const std::size_t end = std::min(makes.size(), at + static_cast<std::size_t>(threads()));
+    const std::size_t end = std::min(makes.size(), at + static_cast<std::size_t>(judge_.threads()));
     look_ahead(all,
                {makes.begin() + static_cast<std::ptrdiff_t>(at), makes.begin() + static_cast<std::ptrdiff_t>(end)});
     for (; at < end && !spent(); ++at) most_that_fits(all, makes[at]);
@@ -289,7 +296,7 @@ void UnitSearch::sets_at_best() {
       };
       std::vector<Make> ahead_of;
       for (const int amount : amounts) ahead_of.push_back(filled_at(amount));
-      if (threads() > 1) look_ahead(static_cast<int>(order.size()), ahead_of);
+      if (judge_.threads() > 1) look_ahead(static_cast<int>(order.size()), ahead_of);
       for (const int amount : amounts) most_that_fits(static_cast<int>(order.size()), filled_at(amount));
       improved = better(best_judged_, before);
     }

@@ -1,9 +1,11 @@
 // The search among the schedules of one frame: sets of units that keep parameters or activations, then how far gathers
 // run ahead, then one decision of one unit at a time, each judged by the simulator.
 //
-// Deterministic: the number of simulations is bounded, not the time, and no answer hangs on the number of threads.
+// Deterministic: the number of simulations is bounded, not the time unless SearchTask::end says so, and no answer hangs
+// on the number of threads.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -19,18 +21,28 @@ namespace foreshard {
 /// So many candidates of a frame are simulated at most, as its plan's length allows in some seconds.
 std::size_t most_simulations(const UnitFrame& frame);
 
+/// What is looked for, and how.
+struct SearchTask {
+  using Clock = std::chrono::steady_clock;
+  Bytes budget = 0;
+  bool for_memory = false;
+  int threads = 1;  // 0: one for each processor
+  // Once something fits, nothing more is tried behind this.
+  std::optional<std::chrono::time_point<Clock, std::chrono::duration<double>>> end;
+};
+
 class UnitSearch {
  public:
-  UnitSearch(UnitFrame frame, Workbench& bench, Bytes budget, bool for_memory, int threads);
+  UnitSearch(UnitFrame frame, Workbench& bench, const SearchTask& task);
 
-  /// The best that was found; `limit_ns` is what a search for memory must not exceed.
-  void run(double limit_ns);
+  /// The best that was found; `limit_ns` is what a search for memory must not exceed. Of another way of wrapping single
+  /// decisions are not looked at where its sets are behind `to_beat`.
+  void run(double limit_ns, const UnitSearch* to_beat = nullptr);
 
   /// A few candidates that say whether this way of wrapping is worth a search.
   void try_bases(double limit_ns);
-  Bytes budget() const { return judge_.budget(); }
-  int threads() const { return judge_.threads(); }
-  bool for_memory() const { return for_memory_; }
+  const SearchTask& task() const { return task_; }
+  bool is_late() const { return found() && task_.end && SearchTask::Clock::now() >= *task_.end; }
   bool promises(const UnitSearch& other) const;
   bool beats(const UnitSearch& other) const { return better(best_judged_, other.best_judged_); }
 
@@ -47,7 +59,7 @@ class UnitSearch {
   Bytes peak_without_budget() { return judge_.peak_within(leanest().front(), {}); }
 
  private:
-  bool spent() const { return judge_.judged() >= most_; }
+  bool spent() const { return judge_.judged() >= most_ || is_late(); }
 
   /// fsdp2's own schedule; where it does not fit, what takes the least.
   void begin();
@@ -58,7 +70,7 @@ class UnitSearch {
   bool better(const Judged& a, const Judged& b) const;
   Judged consider(const Candidate& candidate, double below = Judged::kNoTime);
   /// Whatever takes longer is not better. Less memory may be, whatever the time.
-  double too_long() const { return for_memory_ || !found() ? Judged::kNoTime : best_judged_.ns; }
+  double too_long() const { return task_.for_memory || !found() ? Judged::kNoTime : best_judged_.ns; }
 
   /// What to try from the best so far, if there is anything to.
   using Move = std::function<std::optional<Candidate>(const Candidate& best)>;
@@ -101,7 +113,7 @@ class UnitSearch {
 
   UnitFrame frame_;
   CandidateJudge judge_;
-  bool for_memory_;
+  SearchTask task_;
   double limit_ns_ = Judged::kNoTime, first_ns_ = Judged::kNoTime;
   std::size_t most_ = 0;  // simulations
   std::function<void()> told_;

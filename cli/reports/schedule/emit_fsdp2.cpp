@@ -54,6 +54,10 @@ std::vector<std::string> not_expressed(const FoundSchedule& found) {
   if (job.mesh.tensor > 1 || job.mesh.context > 1 || job.mesh.expert > 1)
     missing.push_back(
         "other dimensions of the mesh: cut the model over them first, and give shard() that of its data ranks");
+  if (found.stays_on_device)
+    missing.push_back("activations stay on the device: leave the script's own hooks that send them to the host away");
+  if (job.checkpointing.offload_activations)
+    missing.push_back("activations on the host (checkpointing.offload_activations): the script's own hooks");
   if (!job.fsdp.ignored.empty())
     missing.push_back("what FSDP leaves alone (fsdp.ignored): give shard() ignored_params");
   if (job.checkpointing.policy == CheckpointPolicy::Ops)

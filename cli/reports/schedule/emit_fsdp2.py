@@ -33,8 +33,8 @@ def checkpoint(model):
 
 
 def shard(model, **options):
-    """fully_shard of every unit, the root last; options (mesh, mp_policy, ...) go to each call."""
-    for names in UNITS:
+    """fully_shard of every unit, inner ones before those around them, the root last; options (mesh, mp_policy, ...) go to each call."""
+    for names in sorted(UNITS, key=lambda names: -names[0].count(".")):
         if names == [""]:
             continue
         modules = [model.get_submodule(name) for name in names]

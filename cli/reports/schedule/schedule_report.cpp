@@ -46,10 +46,13 @@ class ScheduleText {
         line(fmt::format("  no schedule of these units is shorter than {} ({}): {} above it",
                          duration_text(found_.bound.ns), decides(found_.bound.side), above));
     }
+    if (found_.stays_on_device)
+      line("  activations stay on the device: leave checkpointing.offload_activations, and the script's hooks, away");
     if (!found_.advice.empty()) line("  " + found_.advice);
     if (const std::string shards = shard_advice_of(found_); !shards.empty()) line("  " + shards);
     if (const std::string room = room_advice_of(found_); !room.empty()) line("  " + room);
-    line(fmt::format("  {} simulations in {:.1f} s", found_.simulated, found_.seconds));
+    line(fmt::format("  {} simulations in {:.1f} s{}", found_.simulated, found_.seconds,
+                     found_.out_of_time ? ": --seconds ended the search" : ""));
     units();
     return std::move(out_);
   }
@@ -59,6 +62,7 @@ class ScheduleText {
     switch (side) {
       case ScheduleBound::Side::Compute: return "compute decides";
       case ScheduleBound::Side::Links: return "the links decide";
+      case ScheduleBound::Side::Copies: return "the copies of activations to the host and back decide";
       case ScheduleBound::Side::Order: break;
     }
     return "who waits for whom decides";

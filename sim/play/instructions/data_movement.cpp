@@ -126,8 +126,10 @@ SimDuration DataMovement::device_time(const Instruction& i) const {
   return i.kind == InstructionKind::Fill ? cost.fill(bytes, threads) : cost.copy(moved, i.dtype, threads);
 }
 
-/// What comes before a gather, on its way there.
+/// What comes before a gather, on its way there; what comes behind it, where gathers are for nothing.
 bool DataMovement::is_waived(const Instruction& i) const {
+  const bool behind = i.stream == Stream::D && i.kind == InstructionKind::CopyOut && i.phase != Phase::PostForward;
+  if (behind) return context_.waived == Waived::Gathers;
   const bool source = i.stream == Stream::C && (i.kind == InstructionKind::CopyIn || i.kind == InstructionKind::Cast);
   if (source) return context_.waived != Waived::Nothing;
   return i.kind == InstructionKind::H2d && context_.waived == Waived::Sources;

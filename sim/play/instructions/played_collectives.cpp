@@ -106,7 +106,9 @@ void PlayedCollectives::play(const Instruction& i) {
   PlacedCommunicator& communicator = communicators_[i.communicator.index()];
   if (i.kind == InstructionKind::AllGather && i.unit.valid())
     gathered_from_[i.unit.index()] = context_.plan.group_size(i);
-  const bool waived = context_.waived == Waived::Gathers && i.kind == InstructionKind::AllGather;
+  // What an optimizer gathers has its one place behind all that is reduced.
+  const bool of_units = i.kind == InstructionKind::AllGather && i.phase != Phase::Clip && i.phase != Phase::Optimizer;
+  const bool waived = context_.waived == Waived::Gathers && of_units;
   const SimDuration time = waived ? 0 : met_ ? agreed_time_ : duration_of(i);
   SimTime not_before = device.cost.takes_from(communicator.tail);  // R4: in issue order
   if (met_) not_before = std::max(not_before, agreed_start_);

@@ -117,6 +117,73 @@ TEST_F(CandidateTest, DecisionsMakeNoOtherModelWithAdapters) {
   EXPECT_EQ(*shared.model(other, profile).value(), load_job_model(other, profile).value());
 }
 
+/// A card so full that the allocator never comes to rest, and what is played there.
+class FullCard : public CandidateTest {
+ protected:
+  FullCard() {
+    std::string wide = kScheduleConfig;
+    for (const auto& [from, to] : {std::pair("512", "2048"), std::pair("1408", "8192")})
+      wide.replace(wide.find(from), std::string(from).size(), to);
+    std::ofstream(job.model.source) << wide;
+    job.model.batch = 1;
+    job.model.seq = 64;
+    job.schedule.objective = "given";
+  }
+  /// The first budget below `most` with which steps go on as `unlike` says.
+  template <class Unlike>
+  Prediction restless(Bytes most, const Unlike& unlike) {
+    SharedParts shared;
+    Workbench bench(shared);
+    for (Bytes budget = most; budget > most / 2; budget -= most / 200) {
+      job.schedule.budget = budget;
+      auto played = bench.predict(job);
+      if (played && played->fits && unlike(steps_of(*played))) return std::move(*played);
+    }
+    return {};
+  }
+};
+
+TEST_F(FullCard, WhereStepsAlternateTheirMeanIsTold) {
+  const Bytes most = predicted(job).memory.reserved;
+  const Prediction played = restless(most, [](const std::vector<SimDuration>& steps) {
+    const std::size_t n = steps.size();
+    return n > 5 && steps[n - 1] != steps[n - 2] && steps[n - 1] == steps[n - 3];
+  });
+  ASSERT_GT(played.iterations.size(), 5U);
+  const std::vector<SimDuration> steps = steps_of(played);
+  const std::size_t n = steps.size();
+  EXPECT_EQ(played.step_time_ns.value, static_cast<double>(steps[n - 1] + steps[n - 2]) / 2);
+}
+
+/// Whoever asks with a limit first, and then without one, is told what others are who ask the other way round.
+TEST_F(FullCard, AnswersHangOnTheLimitNotOnWhatWasAskedBefore) {
+  const Bytes most = predicted(job).memory.reserved;
+  const auto beyond = [](const std::vector<SimDuration>& steps) { return steps.size() > 5; };
+  const Prediction played = restless(most, beyond);
+  ASSERT_TRUE(beyond(steps_of(played)));
+  const double whole = played.step_time_ns.value, below = whole * 0.9;
+  const HardwareProfile profile = load_profile(job.cluster.profile).value();
+  SharedParts shared;
+  Workbench bench(shared);
+  Job plain = job;
+  plain.fsdp.runtime = Runtime::Fsdp2;
+  const JobParts parts = bench.prepare(plain).value();
+  const std::vector<bool> none(parts.model->modules.size(), false);
+  const UnitFrame frame = frame_of_units(job, *parts.model, parts.plan, none, none);
+  const Candidate one = as_fsdp2(frame);
+  CandidateJudge first(frame, bench, job.schedule.budget, 1), second(frame, bench, job.schedule.budget, 1);
+  const Judged known = first.judge(one);
+  const Judged given_up = first.judge(one, below);
+  EXPECT_EQ(known.ns, whole);
+  EXPECT_EQ(given_up.ns, Judged::kNoTime);
+  EXPECT_EQ(second.look_ahead({one}, below).front().ns, Judged::kNoTime);
+  EXPECT_EQ(second.judge(one, below).ns, Judged::kNoTime);
+  EXPECT_EQ(second.judge(one), known);
+  EXPECT_EQ(second.judge(one, whole), known);
+  EXPECT_EQ(second.judge(one, below).ns, Judged::kNoTime);
+  EXPECT_EQ(second.judged(), 1U);
+}
+
 TEST(GivesUp, BehindTwoLongStepsInTurnBeyondThePlans) {
   EXPECT_FALSE(gives_up({9, 9, 9, 9}, 3, 5));     // one beyond
   EXPECT_TRUE(gives_up({1, 1, 1, 9, 9}, 3, 5));   // two

@@ -3,6 +3,7 @@
 
 exact_schedules.py --test build/release/bin/test_sim_schedule --fixtures tests/data/sim/exact_schedules.json
 
+Of another file's cases (name, sizes, profile, budget_share) the test tells with FORESHARD_EXACT_FIXTURES=FILE.
 Needs ortools (pip install ortools). The test measures each case (durations and bytes by unit), this script solves it and writes
 both. Decided: which units stay gathered, which blocks keep activations, when every gather and reduction starts. One compute
 stream and one communicator; parameters and activations share the budget at every moment. Times in units of 100 ns, rounded
@@ -129,7 +130,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         asked = pathlib.Path(folder) / "parts.json"
         subprocess.run([a.test, "--gtest_filter=ExactSchedules.*"], check=True, stdout=subprocess.DEVNULL,
-                       env={**os.environ, "FORESHARD_EXACT_PARTS": str(asked)})
+                       env={**os.environ, "FORESHARD_EXACT_PARTS": str(asked),
+                                                "FORESHARD_EXACT_FIXTURES": str(a.fixtures)})
         document = json.loads(asked.read_text())
     for row in document["cases"]:
         row["answers"] = []

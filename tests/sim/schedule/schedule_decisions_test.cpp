@@ -6,6 +6,7 @@
 #include <fstream>
 #include <string>
 
+#include "sim/schedule/schedule_file.h"
 #include "sim/schedule/schedule_words.h"
 #include "tests/sim/schedule/schedule_fixture.h"
 
@@ -32,6 +33,44 @@ TEST_F(ScheduleSearchTest, OneRankKeepsWhatItWouldCopyAgain) {
     EXPECT_EQ(unit.decided.keep, "keep") << unit.decided.module;
     EXPECT_THAT(unit.why, HasSubstr("saves a copy"));
   }
+}
+
+/// What the job sends to the host may stay where there is room. Where it goes, the bound counts its copies, but for
+/// those of blocks that could recompute.
+TEST_F(ScheduleSearchTest, ActivationsStayOnTheDeviceWhereThereIsRoom) {
+  job.model.batch = 8;
+  job.checkpointing.policy = CheckpointPolicy::None;
+  job.checkpointing.offload_activations = true;
+  const FoundSchedule roomy = found();
+  EXPECT_TRUE(roomy.stays_on_device);
+  EXPECT_FALSE(roomy.job.checkpointing.offload_activations);
+  EXPECT_LT(roomy.step_ns, 0.9 * roomy.fsdp2.step_ns);
+  EXPECT_LT(roomy.gap(), 0.05) << roomy.text;
+  const std::string text = schedule_json(roomy, model(), /*seconds=*/false);
+  EXPECT_EQ(apply_schedule_file(text, "plan.json", job, model()).value(), [&] {
+    Job given = roomy.job;
+    given.schedule.budget = roomy.budget;
+    return given;
+  }());
+  for (const ScheduledUnit& unit : roomy.units) EXPECT_NE(unit.decided.activations, "offload") << unit.decided.module;
+
+  // Below the least budget of what stays, it goes.
+  std::string deep = kScheduleConfig;
+  for (const auto& [from, to] : {std::pair("8000", "512"), std::pair("_layers\": 6", "_layers\": 10")})
+    deep.replace(deep.find(from), std::string(from).size(), to);
+  std::ofstream(job.model.source) << deep;
+  job.schedule.budget = 1;
+  const Bytes sent = found().least_budget;
+  job.checkpointing.offload_activations = false;
+  const Bytes kept = found().least_budget;
+  ASSERT_LT(sent, kept);
+  job.checkpointing.offload_activations = true;
+  job.schedule.budget = (sent + kept) / 2;
+  const FoundSchedule tight = found();
+  EXPECT_TRUE(tight.fits);
+  EXPECT_FALSE(tight.stays_on_device);
+  EXPECT_TRUE(tight.job.checkpointing.offload_activations);
+  EXPECT_GE(tight.step_ns * 1.000001, tight.bound.ns);
 }
 
 TEST_F(ScheduleSearchTest, DepthsOfPrefetchingAreSaidOfAnyUnits) {
@@ -121,6 +160,18 @@ TEST_F(ScheduleSearchTest, ExpertsOfAMeshAreUnitsOfTheSchedule) {
   })) << schedule.text;
   EXPECT_LE(schedule.step_ns, schedule.fsdp2.step_ns);
   EXPECT_GE(schedule.step_ns, schedule.bound.ns);
+}
+
+/// Experts that lie whole on one rank: gathers are for nothing in the bound, but not the optimizer's own.
+TEST_F(ScheduleSearchTest, WhatMuonGathersIsInTheBound) {
+  std::ofstream(job.model.source) << kExpertsConfig;
+  job.mesh.expert = 8;
+  job.train.clip_grad_norm = 0;
+  job.train.optimizer.name = OptimizerKind::Muon;
+  const FoundSchedule schedule = found();
+  ASSERT_TRUE(schedule.fits);
+  EXPECT_GE(schedule.step_ns, schedule.bound.ns);
+  EXPECT_LT(schedule.step_ns, 1.1 * schedule.bound.ns) << schedule.text;
 }
 
 /// A value that the host reads behind every block holds up the next one's gather, which fsdp2 issues when that block

@@ -38,11 +38,11 @@ class ScheduleSearchTest : public ::testing::Test {
   ~ScheduleSearchTest() override { std::remove(path_.c_str()); }
 
   Model model() const { return load_job_model(job, load_profile(job.cluster.profile).value()).value(); }
-  FoundSchedule found(int threads = 1) const {
+  FoundSchedule found(int threads = 1, double seconds = 0) const {
     const HardwareProfile profile = load_profile(job.cluster.profile).value();
     SharedParts shared;
     Workbench bench(shared);
-    auto result = find_schedule(job, model(), profile, bench, threads);
+    auto result = find_schedule(job, model(), profile, bench, {.threads = threads, .seconds = seconds, .progress = {}});
     EXPECT_TRUE(result.has_value()) << (result ? "" : to_text(result.error()));
     return result ? *result : FoundSchedule{};
   }

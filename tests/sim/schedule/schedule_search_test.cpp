@@ -48,6 +48,18 @@ TEST_F(ScheduleSearchTest, AnyNumberOfThreadsAnswersTheSame) {
   }
 }
 
+/// fsdp2's own schedule is looked at in any case, and whatever was better by then.
+TEST_F(ScheduleSearchTest, EndsBehindSomeTimeWithTheBestByThen) {
+  const FoundSchedule all = found(), short_of_time = found(1, 1e-9);
+  EXPECT_FALSE(all.out_of_time);
+  EXPECT_TRUE(short_of_time.out_of_time);
+  EXPECT_TRUE(short_of_time.fits);
+  EXPECT_LT(short_of_time.simulated, 5U);
+  EXPECT_LT(short_of_time.simulated, all.simulated);
+  EXPECT_LE(short_of_time.step_ns, short_of_time.fsdp2.step_ns);
+  EXPECT_LE(all.step_ns, short_of_time.step_ns);
+}
+
 TEST(Bisection, FindsTheLargestThatFitsAndAsksForNothingTwice) {
   for (int all = 0; all <= 17; ++all) {
     for (int most = -1; most <= all; ++most) {
