@@ -19,6 +19,8 @@ class MicroBatch {
   /// The engine has returned; then, once the memory of backward has been told, the loop drops what it holds.
   void leave_engine() { segments_.free_held(true); }
   void drop();
+  /// Forward and loss are over: of the batch goes what nobody has a name for.
+  void let_inputs_go();
   /// A forward has returned: its names are for the new outputs.
   void forward_returned();
   bool keeps() const { return !kept_.empty(); }
@@ -31,7 +33,7 @@ class MicroBatch {
   PlayContext& context_;
   SegmentPlayer& segments_;
   std::vector<ResidentBuffer> model_buffers_;  // until they are cast
-  std::vector<BlockHandle> inputs_;
+  std::vector<BlockHandle> inputs_, let_go_;
   std::vector<BlockHandle> kept_;  // of the pass before (train.keeps_outputs)
   bool lazy_initialised_ = false, caches_made_ = false;
 };

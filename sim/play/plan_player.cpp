@@ -127,7 +127,10 @@ bool PlanPlayer::enter_phase(LoopPhase next) {
   }
   if (leaves_batch) batch_.drop();
   if (next == LoopPhase::Forward && !batch_.begin()) return false;
-  if (last == LoopPhase::Forward && next != LoopPhase::Forward) batch_.forward_returned();
+  if (last == LoopPhase::Forward && next != LoopPhase::Forward) {
+    batch_.forward_returned();
+    batch_.let_inputs_go();
+  }
   context_.phase = next;
   return next != LoopPhase::Backward || segments_.early().begin_backward();
 }

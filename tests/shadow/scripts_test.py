@@ -172,6 +172,33 @@ class Shadow(unittest.TestCase):
         self.assertFalse(any("stands for it" in note for note in answer["notes"]), answer["notes"])
         self.assertTrue(any("an evaluation" in note for note in answer["notes"]), answer["notes"])
 
+    def test_an_optimizer_of_ones_own_steps_as_it_was_seen_to(self):
+        """Called as PyTorch's; a carry that each step replaces, arguments that the loop made in the call."""
+        answer, job = self.watch("own_steps.py", "own", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, time=None)
+        self.assertEqual([each["where"] for each in answer["differences"]], ["train.optimizer"])
+        self.assertEqual((job["train"]["optimizer"]["name"], job["train"]["optimizer"]["watched"]), ("watched", "Muon"))
+
+    def test_batch_norms_that_fsdp1_leaves_out_of_mixed_precision(self):
+        answer, job = self.watch("own_steps.py", "norms", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0001, time=None)
+        self.assertNotIn("param", job["fsdp"].get("mixed_precision", {}))  # bfloat16 is the default
+
+    def test_a_frozen_teacher_in_flat_parameters(self):
+        answer, job = self.watch("own_steps.py", "teacher", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0001, time=None)
+        self.assertIn("head.weight", {name.partition(".")[2] for name in job["fsdp"]["frozen"]})
+        self.assertFalse(any("an evaluation" in note for note in answer["notes"]), answer["notes"])
+
+    def test_logits_of_a_micro_batch_that_are_named_in_the_next(self):
+        answer, job = self.watch("own_steps.py", "micro", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0001, time=None)
+        self.assertTrue(job["train"]["keeps_outputs"])
+
+    def test_a_root_that_casts_what_it_returns(self):
+        answer, _ = self.watch("own_steps.py", "returned", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0001, time=None)
+
     def test_blocks_that_fsdp1_wraps_twice(self):
         answer, job = self.watch("turns.py", "twice", flags=("--world", "8"))
         self.assert_as_planned(answer)

@@ -138,6 +138,10 @@ def storages() -> set:
     return set() if _tape is None else _tape.storages()
 
 
+def held() -> list:
+    return [] if _tape is None else [each() for each in _tape.held if each() is not None]
+
+
 def gathers_outputs() -> bool:
     """The model's outputs are DTensors, and the script makes them whole before it works on them."""
     return _tape is not None and _tape.gathers
@@ -196,6 +200,12 @@ def _plain(tensor) -> bool:
     return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
+def _weak_storage(tensor):
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(tensor.untyped_storage()) if _plain(tensor) else None
+
+
 def _autocast(torch) -> tuple:
     return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()
 
@@ -208,6 +218,9 @@ class Tape:
         self.broken = ""
         self.given: list = []  # tensors that the step did not make, without storage
         self._addresses: list = []  # of their storages
+        self._storages: list = []  # weak references to these
+        self.let_go: list[int] = []  # those that nobody holds when backward begins, by their places in `given`
+        self.held: list = []  # weak references to what was made of the model's outputs and has a name when backward begins
         self._rows: list[tuple] = []
         self._mode = mode
         self._slots: dict[int, tuple[_Slot, weakref.ref]] = {}
@@ -327,11 +340,13 @@ class Tape:
         if self._over or self.paused or not self._trains:  # gradients of outputs alone (GradCache): the model's backward comes
             return
         self.close()
+        self.let_go = [place for place, each in enumerate(self._storages) if each is not None and each.expired()]
         slot = self._slots.get(id(loss))
         if slot is None or slot[0].index not in self._derived:
             self.broken = self.broken or "its loss was not made from the model's outputs by functions of PyTorch"
             return
         held = _named_tensors()
+        self.held = [alive for key, (each, alive) in self._slots.items() if key in held and each.index in self._derived]
         for key, (each, alive) in list(self._slots.items()):
             if key not in held and key != id(loss):
                 self._rows.append(("drop", each.index))
@@ -347,9 +362,9 @@ class Tape:
 
     # ---- again
 
-    def again(self, modules, given):
+    def again(self, modules, given, keeps_returned: bool = False):
         """The step up to its loss, on the roots as they were before they were sharded; what it holds until backward is over, and the loss."""
-        player = _Player(modules, given)
+        player = _Player(modules, given, keeps_returned)
         player.play(self._rows)
         return player, player.loss
 
@@ -380,6 +395,7 @@ class Tape:
             self.broken = self.broken or f"it works on a {type(leaf).__name__}"
         slot = self._new_slot(leaf)
         self._addresses.append(beside.address_of(leaf))
+        self._storages.append(_weak_storage(leaf))
         with torch._C.DisableTorchFunction():
             given = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
         # A gradient penalty's input; other modules' parameters are no part of this model.
@@ -404,7 +420,7 @@ class Tape:
         """Tensors that were first seen since."""
         for key in self._slots.keys() - known:
             self._slots.pop(key)
-        del self.given[given:], self._addresses[given:]
+        del self.given[given:], self._addresses[given:], self._storages[given:]
 
     def _slot_of_result(self, tensor, derived: bool) -> _Slot:
         slot = self._slots[id(tensor)][0] if id(tensor) in self._slots else self._new_slot(tensor)
@@ -487,10 +503,11 @@ def _named_tensors() -> set[int]:
 class _Player:
     """Plays rows; holds a tensor until its row says that the script let go of it."""
 
-    def __init__(self, modules, given):
+    def __init__(self, modules, given, keeps_returned: bool):
         import torch
 
         self._modules, self._tensors, self._cast, self.loss = modules, dict(given), None, None
+        self._returned: list | None = [] if keeps_returned else None
         given.clear()  # a batch that no name holds goes when the rows say so
         self._outside = _autocast(torch)
 
@@ -514,6 +531,8 @@ class _Player:
         args, kwargs = tree_map(self._unpacked, packed)
         with torch.set_grad_enabled(grad):
             result = (self._unpacked(function) if kind == "forward" else function)(*args, **kwargs)
+        if kind == "forward" and self._returned is not None:
+            self._returned.append(result)
         for slot, tensor in zip(slots, leaves(result)):
             self._tensors[slot.index] = tensor
 

@@ -20,6 +20,7 @@ from typing import Any, Callable, NamedTuple
 from . import STEPS, device, report
 from .hooks import after_import
 from .notes import note
+from .optimizers import memory
 from .reads import values
 
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
@@ -142,7 +143,7 @@ class _Steps:
         self._parameters: set[int] = set()  # ids of those that any has stepped
         self.is_first = True
         self._told = False  # the watcher, of the first optimizer
-        self._trains = False  # a backward has begun
+        self._backwards = 0  # that have begun
         self._on_host: set[int] = set()  # parameters that an optimizer steps there
         self._forward_hook = None
         self._reset = None
@@ -184,7 +185,7 @@ class _Steps:
 
         @functools.wraps(inner)
         def run(*args, **kwargs):
-            self._trains = True
+            self._backwards += 1
             with values.in_backward():
                 return inner(*args, **kwargs)
 
@@ -195,9 +196,11 @@ class _Steps:
             self._close()
         if self.is_first and not self._stepped and self.passes:  # else its closure runs the model
             self._tell(optimizer)
+        memory.begins(optimizer, self._backwards)
 
     def _after(self, optimizer, args, kwargs):
-        if not self._trains:
+        memory.ends(optimizer, self._backwards)
+        if not self._backwards:
             note("what an optimizer did before the first backward belongs to the set-up: its states are there in the first step, in which the plan "
                  "makes them")  # fmt: skip
             return
@@ -260,7 +263,7 @@ class _Steps:
         turn = next((i for i, each in enumerate(self._turns) if not each.isdisjoint(self._stepped)), len(self._turns))
         if turn and turn == len(self._turns):
             note("optimizers step in turns, each behind a loss and a backward of its own (a GAN's generator and discriminator): every turn counts "
-                 "as a step, and has a plan of its own; what other turns keep lies beside it, in its first step too, where it is not there yet")  # fmt: skip
+                 "as a step, and has a plan of its own; what other turns keep lies beside it")  # fmt: skip
         row = self._stepped_row if last else self._row()
         self._last_ns += row["virtual_ns"]
         self.figures.append(row | {"turn": turn})
