@@ -400,10 +400,19 @@ class Fsdp2Wrapping {
 
 }  // namespace
 
+bool hold_beside(Device& device, Bytes bytes) {
+  constexpr Bytes kSegment = 20 * kMiB;  // A3: a large one; what is up to 1 MiB shares segments of 2
+  while (bytes > 0) {
+    const Bytes block = bytes >= kSegment ? kSegment : std::min(bytes, kMiB);
+    if (device.book.allocate(block, kCompute, MemoryCategory::Inputs) == kNoBlock) return false;
+    bytes -= block;
+  }
+  return true;
+}
+
 bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
                          std::vector<ResidentBuffer>& buffers) {
-  if (job.train.beside > 0 && device.book.allocate(job.train.beside, kCompute, MemoryCategory::Inputs) == kNoBlock)
-    return false;
+  if (!hold_beside(device, job.train.beside)) return false;
   switch (plan.runtime) {
     case Runtime::Fsdp1: return Fsdp1Wrapping(device, plan, model, job, buffers).wrap();
     case Runtime::Planned:

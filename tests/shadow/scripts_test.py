@@ -195,6 +195,11 @@ class Shadow(unittest.TestCase):
         self.assert_as_planned(answer, within=0.0001, time=None)
         self.assertTrue(job["train"]["keeps_outputs"])
 
+    def test_rows_that_labels_of_the_host_choose(self):
+        answer, _ = self.watch("own_steps.py", "labelled", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, time=None)
+        self.assertFalse(any("chooses every row" in note for note in answer["notes"]), answer["notes"])
+
     def test_a_root_that_casts_what_it_returns(self):
         answer, _ = self.watch("own_steps.py", "returned", flags=("--world", "8"))
         self.assert_as_planned(answer, within=0.0001, time=None)

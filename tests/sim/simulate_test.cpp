@@ -153,6 +153,8 @@ TEST(Simulate, WhatTheScriptHoldsBesideItsModelIsThereAllTheTime) {
   };
   const auto [init, peak] = peaks(0);
   EXPECT_EQ(peaks(64 * kMiB), (std::pair{init + 64 * kMiB, peak + 64 * kMiB}));
+  const Bytes odd = 47 * kMiB + 512;  // as one block it would have had the rest of its segment too
+  EXPECT_EQ(peaks(odd), (std::pair{init + odd, peak + odd}));
 }
 
 /// A unit of two parameters, the first of them registered again in another module: tied.

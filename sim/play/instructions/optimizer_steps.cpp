@@ -7,6 +7,7 @@
 
 #include "core/plan/units/unit_selection.h"
 #include "core/runtime_layouts.h"
+#include "sim/play/initialisation.h"
 
 namespace foreshard {
 namespace {
@@ -112,8 +113,7 @@ bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
 bool OptimizerSteps::bring_later() {
   const Bytes later = has_later_ ? 0 : context_.job.train.beside_later;
   has_later_ = true;
-  return later == 0 ||
-         context_.device.book.allocate(later, static_cast<int>(Stream::D), MemoryCategory::Inputs) != kNoBlock;
+  return hold_beside(context_.device, later);
 }
 
 bool OptimizerSteps::play(const Instruction& i) {

@@ -1,6 +1,6 @@
 """Optimizers of one's own, one that is called as PyTorch's is; batches that nobody holds behind the call, a carry that each step replaces; batch norms in
 FSDP1's units; a frozen teacher whose parameters FSDP1 has made flat; logits of a micro-batch that are still named in the next one; a root that casts what it
-returns."""
+returns; rows that labels choose."""
 
 import argparse
 import os
@@ -137,10 +137,28 @@ def returned(args):
         optimizer.zero_grad()
 
 
+def labelled(args):
+    """Rows that labels choose, whose values the host gave the device; targets' lengths that CTC reads there."""
+    model = sharded(Net())
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+    labels, letters = torch.full((4096,), -100), torch.full((8, 20), -100)
+    labels[:1000], letters[:, :12] = 3, 5
+    for _ in range(10):
+        logits, _ = model(torch.randn(4096, 256).cuda())
+        of_device, kept = labels.cuda(), letters.cuda() >= 0
+        loss = F.cross_entropy(logits[of_device != -100].float(), of_device[of_device != -100])
+        chances = logits.float().log_softmax(-1).view(8, 512, 512).transpose(0, 1)
+        with torch.backends.cudnn.flags(enabled=False):
+            spoken = F.ctc_loss(chances, letters.cuda().masked_select(kept), torch.full((8,), 512), kept.sum(-1))
+        (loss + spoken).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned"))
+    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned", "labelled"))
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     arguments = parser.parse_args()
-    {"own": own, "norms": norms, "teacher": teacher, "micro": micro, "returned": returned}[arguments.loop](arguments)
+    {"own": own, "norms": norms, "teacher": teacher, "micro": micro, "returned": returned, "labelled": labelled}[arguments.loop](arguments)
