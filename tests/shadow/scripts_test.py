@@ -131,7 +131,7 @@ class Shadow(unittest.TestCase):
         self.assertNotIn("script", job["train"])
 
     def test_optimizers_in_turns_have_plans_of_their_own(self):
-        for fsdp, within in (("2", 0.006), ("1", 0.015)):
+        for fsdp in ("2", "1"):
             with self.subTest(fsdp):
                 end = run(PYTHON, SCRIPTS / "turns.py", "in_turns", "--fsdp", fsdp, flags=("--json", "--world", "8", "--steps", "5"))
                 answer = json.loads(end.stdout)
@@ -142,6 +142,7 @@ class Shadow(unittest.TestCase):
                 self.assertEqual(first["train"]["optimizer"]["parts"], [{"params": ["maker.*"], "name": "none"}])
                 self.assertEqual(second["train"]["optimizer"]["parts"], [{"params": ["judge.*"], "name": "none"}])
                 for step, planned in list(zip(answer["steps"], answer["plan"]))[1:]:
+                    within = 0.0001 if step["turn"] == 0 else 0.01  # the judge's gradients, which the maker's turn adds to, are there from its start
                     self.assertAlmostEqual(planned["allocated_bytes"] / step["allocated_bytes"], 1, delta=within, msg=answer["plan"])
 
     def test_turns_that_do_not_strictly_take_turns(self):
@@ -194,6 +195,13 @@ class Shadow(unittest.TestCase):
         answer, job = self.watch("own_steps.py", "micro", flags=("--world", "8"))
         self.assert_as_planned(answer, within=0.0001, time=None)
         self.assertTrue(job["train"]["keeps_outputs"])
+
+    def test_what_pytorch_refuses_is_pytorchs_to_say(self):
+        end = run(PYTHON, SCRIPTS / "own_steps.py", "transformed", flags=("--json", "--world", "8"))
+        self.assertEqual(end.returncode, 1, end.stderr[-2000:])
+        error = json.loads(end.stdout)["error"]
+        self.assertIn("NotImplementedError: Cannot access storage", error["message"])
+        self.assertIn("_fsdp_param.py:", error["hint"])  # not where the watching stands between
 
     def test_rows_that_labels_of_the_host_choose(self):
         answer, _ = self.watch("own_steps.py", "labelled", flags=("--world", "8"))

@@ -22,8 +22,15 @@ def step_begins() -> None:
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     _held.append([
         (weakref.ref(each), _address(each), -(-each.untyped_storage().nbytes() // 512) * 512)
-        for each in gc.get_objects() if type(each) in plain and each.is_cuda
+        for each in gc.get_objects() if type(each) in plain and each.is_cuda and not is_transformed(each)
     ])  # fmt: skip
+
+
+def is_transformed(tensor) -> bool:
+    """One of torch.func's, around others: it has no storage."""
+    import torch
+
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def backward_begins(root, given: set[int]) -> None:
@@ -98,7 +105,7 @@ def _kept(value, depth: int) -> list:
 
 def address_of(tensor) -> int | None:
     """Of its storage on the device; None for a tensor in a wrapper (a DTensor), which has none."""
-    return _address(tensor) if tensor.is_cuda and not hasattr(tensor, "__tensor_flatten__") else None
+    return _address(tensor) if tensor.is_cuda and not hasattr(tensor, "__tensor_flatten__") and not is_transformed(tensor) else None
 
 
 def _address(tensor) -> int:

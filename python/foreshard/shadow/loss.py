@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 
-from . import names, script_step
+from . import beside, names, script_step
 from .notes import note
 
 _LEAST = 1 << 20  # bytes
@@ -55,12 +55,12 @@ def root_ends(output) -> None:
 
 def _watched(tensor) -> tuple:
     """Its storage counts: what is left of a mean may lie in that of all its terms."""
-    return weakref.ref(tensor), tensor.untyped_storage().nbytes()
+    return weakref.ref(tensor), 0 if beside.is_transformed(tensor) else tensor.untyped_storage().nbytes()
 
 
 def _by_storage(tensors: list) -> list[tuple]:
     """What is there, each storage once: what the script made of outputs (logits that were scaled) is held as they are."""
-    there = [each for each in tensors if each is not None]
+    there = [each for each in tensors if each is not None and not beside.is_transformed(each)]
     return list({id(each) if hasattr(each, "__tensor_flatten__") else each.untyped_storage().data_ptr(): _watched(each) for each in there}.values())
 
 

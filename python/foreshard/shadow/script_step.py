@@ -197,7 +197,7 @@ def leaves(tree) -> list:
 def _plain(tensor) -> bool:
     import torch
 
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not beside.is_transformed(tensor)
 
 
 def _weak_storage(tensor):
@@ -391,6 +391,9 @@ class Tape:
             return self._slots[id(leaf)][0]
         if (own := self._own(leaf)) is not None:
             return own
+        if beside.is_transformed(leaf):
+            self.broken = self.broken or "torch.func transforms what it is called with"
+            return None
         if not _plain(leaf):
             self.broken = self.broken or f"it works on a {type(leaf).__name__}"
         slot = self._new_slot(leaf)

@@ -330,6 +330,7 @@ def in_backward() -> bool:
 
 
 _process = os.getpid()
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def _watch_errors() -> None:
@@ -354,8 +355,9 @@ def _watch_errors() -> None:
             _watcher.finish()
             report.end(4)
         line = ""
-        while trace is not None:
-            line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        while trace is not None:  # what watches is on the way of every call
+            file = trace.tb_frame.f_code.co_filename
+            line = line if line and file.startswith(_OWN) else f"{file}:{trace.tb_lineno}"
             trace = trace.tb_next
         report.failure("script", f"the script ended by {name}: {value}", f"raised at {line}")
         _state._ended = True

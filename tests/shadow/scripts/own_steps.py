@@ -155,10 +155,17 @@ def labelled(args):
         optimizer.zero_grad()
 
 
+def transformed(args):
+    """Derivatives forward (MeanFlow): PyTorch's FSDP2 has no room for tensors of torch.func, and says so."""
+    model = sharded(Net(), output=torch.float32)
+    x = torch.randn(64, 256).cuda()
+    torch.func.jvp(lambda x: model(x)[0], (x,), (torch.ones_like(x),))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned", "labelled"))
+    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned", "labelled", "transformed"))
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     arguments = parser.parse_args()
-    {"own": own, "norms": norms, "teacher": teacher, "micro": micro, "returned": returned, "labelled": labelled}[arguments.loop](arguments)
+    {"own": own, "norms": norms, "teacher": teacher, "micro": micro, "returned": returned, "labelled": labelled, "transformed": transformed}[arguments.loop](arguments)
