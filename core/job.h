@@ -195,6 +195,7 @@ enum class OptimizerKind : std::uint8_t {
   NAdam,
   RAdam,
   Adamax,
+  Watched,  // none of these: what it takes and keeps was seen (Model::optimizers)
 };
 enum class OptimizerLibrary : std::uint8_t { Auto, Torch, Transformers };
 enum class OptimizerImpl : std::uint8_t { ForLoop, Foreach, Fused, InBackward, InBackwardForeach };
@@ -219,6 +220,7 @@ struct OptimizerOptions {
   bool decoupled_weight_decay = false;  // nadam, radam: the parameter decays, not its gradient
   OptimizerImpl impl = OptimizerImpl::Foreach;
   OptimizerLibrary library = OptimizerLibrary::Auto;  // adafactor: of two with one name
+  std::string class_name;                             // watched: which of the model's
   bool operator==(const OptimizerOptions&) const = default;
 };
 
@@ -289,6 +291,7 @@ struct TrainOptions {
   std::string zero_grad = "set_to_none";
   bool keeps_outputs = false;  // names of the loop hold a step's loss and outputs until the next forward has returned
   Bytes beside = 0;  // on the device all the time, and no part of the model: a teacher, a reference, an average
+  Bytes beside_later = 0;  // ... from the end of the first step on
   DataOptions data;
   std::int64_t seed = 0;
   EvalOptions eval;

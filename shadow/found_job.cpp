@@ -36,15 +36,17 @@ bool is_root(const FoundUnit& unit) {
   return std::find(unit.modules.begin(), unit.modules.end(), "") != unit.modules.end();
 }
 
-/// What most units have: the job's own value; the others are overrides.
+std::int64_t one_each(const FoundUnit&) { return 1; }
+
+/// What most units have, by what each counts: the job's own value; the others are overrides.
 template <class Of>
-auto usual(const std::vector<const FoundUnit*>& units, Of of) {
-  std::vector<std::pair<decltype(of(*units.front())), int>> seen;
+auto usual(const std::vector<const FoundUnit*>& units, Of of, std::int64_t (*counts)(const FoundUnit&) = one_each) {
+  std::vector<std::pair<decltype(of(*units.front())), std::int64_t>> seen;
   for (const FoundUnit* unit : units) {
     const auto value = of(*unit);
     auto at = std::find_if(seen.begin(), seen.end(), [&](const auto& each) { return each.first == value; });
     if (at == seen.end()) at = seen.insert(seen.end(), {value, 0});
-    ++at->second;
+    at->second += counts(*unit);
   }
   return std::max_element(seen.begin(), seen.end(), [](const auto& a, const auto& b) { return a.second < b.second; })
       ->first;
@@ -137,7 +139,9 @@ class Finder {
         {"NAdam", OptimizerKind::NAdam},  {"Adagrad", OptimizerKind::Adagrad},
         {"RAdam", OptimizerKind::RAdam},  {"RMSprop", OptimizerKind::RMSprop},
         {"Adamax", OptimizerKind::Adamax}};
-    if (const auto known = kKnown.find(found.name); known != kKnown.end()) {
+    if (!found.watched.empty()) {
+      watched_optimizer(found, optimizer);
+    } else if (const auto known = kKnown.find(found.name); known != kKnown.end()) {
       optimizer.name = known->second;
     } else {
       unknown_optimizer(found, optimizer);
@@ -164,7 +168,7 @@ class Finder {
 
   /// A job's Muon has AdamW beside it for what is no matrix of a block, and no parts.
   bool muon_and_others() {
-    const auto is_muon = [](const FoundOptimizer& one) { return one.name == "Muon"; };
+    const auto is_muon = [](const FoundOptimizer& one) { return one.name == "Muon" && one.watched.empty(); };
     const auto is_other = [&](const FoundOptimizer& one) {
       return !is_muon(one) && one.name != "AdamW" && one.name != "Adam";
     };
@@ -200,6 +204,7 @@ class Finder {
     job().train.micro_batches = std::max<std::int64_t>(1, setting_.micro_batches);
     job().train.no_sync = setting_.no_sync && job().train.micro_batches > 1;
     job().train.beside = setting_.beside;
+    job().train.beside_later = setting_.beside_later;
     job().allocator = setting_.allocator;
     job().train.keeps_outputs = setting_.keeps_outputs;
     job().train.clip_grad_norm = setting_.clip;
@@ -210,6 +215,15 @@ class Finder {
     if (setting_.zero_grad == "zero") job().train.zero_grad = "zero";
     if (captured()) return;  // captured with its casts
     if (const auto dtype = parse_dtype(setting_.autocast)) job().model.autocast = *dtype;
+  }
+
+  void watched_optimizer(const FoundOptimizer& found, OptimizerOptions& optimizer) {
+    optimizer.name = OptimizerKind::Watched;
+    optimizer.class_name = found.watched;
+    beyond("setting", "train.optimizer", found.name, "watched",
+           fmt::format("the optimizer is {}, which no job names: planned as it was seen to step here, in its order; with "
+                       "other sizes or numbers of ranks its memory is in proportion, and its time is a guess",
+                       found.name));
   }
 
   /// One that keeps as much for each parameter stands for it: that is what memory hangs on.
@@ -244,7 +258,8 @@ class Finder {
     const auto& most = inner.empty() ? all : inner;
     const Runtime runtime = fsdp.runtime;
     const auto precision = [runtime](const FoundUnit& unit) { return precision_of(unit, runtime); };
-    fsdp.mixed_precision = usual(most, precision);
+    // As the model is captured: FSDP1 makes a unit of every batch norm, which it leaves out of mixed precision.
+    fsdp.mixed_precision = usual(most, precision, [](const FoundUnit& unit) { return unit.numel; });
     const std::string strategy = usual(most, [](const FoundUnit& unit) { return unit.strategy; });
     fsdp.strategy = parse_strategy(strategy).value_or(Strategy::FullShard);
     // A root that has no parameters left has no policy.

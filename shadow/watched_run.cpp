@@ -39,6 +39,7 @@ FoundUnit unit_of(const json& row) {
   unit.expert_parallel = row.value("expert_parallel", std::int64_t{1});
   unit.wrapped_twice = row.value("wrapped_twice", false);
   unit.parameters = row.value("parameters", std::int64_t{1});
+  unit.numel = row.value("numel", std::int64_t{1});
   unit.forward = row.value("forward", std::vector<std::string>{});
   unit.backward = row.value("backward", std::vector<std::string>{});
   unit.shard_dim = row.value("shard_dim", std::map<std::string, std::int64_t>{});
@@ -84,6 +85,7 @@ FoundOptimizer optimizer_of(const json& row) {
   optimizer.alpha = row.value("alpha", 0.99);
   optimizer.centered = row.value("centered", false);
   optimizer.amsgrad = row.value("amsgrad", false);
+  optimizer.watched = row.value("watched", "");
   optimizer.params = row.value("params", std::vector<std::string>{});
   optimizer.decoupled_weight_decay = row.value("decoupled_weight_decay", false);
   if (row.contains("betas") && row["betas"].is_array()) row["betas"].get_to(optimizer.betas);
@@ -122,6 +124,7 @@ FoundSetting setting_of(const json& row) {
   }
   setting.micro_batches = row.value("micro_batches", std::int64_t{1});
   setting.zero_grad = row.value("zero_grad", "");
+  setting.beside_later = row.value("beside_later", Bytes{0});
   setting.beside = row.value("beside", Bytes{0});
   if (const auto told = row.find("allocator"); told != row.end()) setting.allocator = allocator_of(*told);
   if (const auto cut = row.find("tensor"); cut != row.end()) {

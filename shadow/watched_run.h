@@ -36,6 +36,7 @@ struct FoundUnit {
   std::int64_t tensor_parallel = 1;            // ranks of another dimension that its parameters are cut over
   std::int64_t expert_parallel = 1;            // ... that its experts are spread over
   std::int64_t parameters = 1;                 // 0: nothing to gather or to reduce
+  std::int64_t numel = 1;                      // of these
   std::vector<std::string> forward, backward;  // fsdp2: explicit prefetches
   std::map<std::string, std::int64_t> shard_dim;
 };
@@ -62,6 +63,7 @@ struct FoundOptimizer {
   double alpha = 0.99;       // RMSprop's
   bool centered = false, decoupled_weight_decay = false, amsgrad = false;
   std::vector<std::string> params;  // of a part: those that it steps
+  std::string watched;              // which of the model's optimizers it is; empty: none
 };
 
 /// Recomputation, by the class of what is called again: calls in one forward.
@@ -99,6 +101,7 @@ struct FoundSetting {
   bool sequence_balanced = true;
   std::string float8_all_gather;  // fsdp.float8_all_gather; empty: nothing is gathered in 8 bits
   AllocatorOptions allocator;
+  Bytes beside_later = 0;  // ... what was not there in the first step
   Bytes beside = 0;  // on the device before the first forward, and neither model, batch nor optimizer
   double clip = 0;
   bool scaler = false;

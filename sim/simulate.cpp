@@ -470,8 +470,19 @@ class Simulation {
 };
 
 /// What PyTorch refuses on this device, of the job's own optimizer or of a part's.
-std::optional<Error> refused_optimizer(const OptimizerOptions& optimizer, const Job& job,
+std::optional<Error> refused_optimizer(const OptimizerOptions& optimizer, const Model& model, const Job& job,
                                        const HardwareProfile& profile) {
+  const bool known = std::any_of(model.optimizers.begin(), model.optimizers.end(),
+                                 [&](const auto& each) { return each.name == watched_name(optimizer); });
+  if (optimizer.name == OptimizerKind::Watched && !known) {
+    return Error{ErrorCode::Inconsistent,
+                 "a watched optimizer is one that the model's script was seen to step",
+                 "",
+                 "train.optimizer.watched",
+                 model.optimizers.empty() ? "a model that `foreshard shadow` has written" : model.optimizers[0].name,
+                 watched_name(optimizer).empty() ? "nothing" : watched_name(optimizer),
+                 "set train.optimizer.name = \"adamw\", or watch the script: foreshard shadow --out DIR -- ..."};
+  }
   if (optimizer.name == OptimizerKind::AdamW8bit && profile.kind == "cpu") {
     return Error{ErrorCode::Unsupported,
                  "an optimizer with moments of 8 bits runs compiled kernels of a GPU",
@@ -496,10 +507,10 @@ std::optional<Error> refused_optimizer(const OptimizerOptions& optimizer, const 
 }
 
 /// What this simulation does not check itself must hold, or indices would lead nowhere.
-std::optional<Error> mismatch(const Plan& plan, const LoweredProgram& lowered, const Job& job,
+std::optional<Error> mismatch(const Plan& plan, const Model& model, const LoweredProgram& lowered, const Job& job,
                               const HardwareProfile& profile, Bytes memory) {
   for (const OptimizerOptions& optimizer : optimizers_of(job.train))
-    if (auto error = refused_optimizer(optimizer, job, profile)) return error;
+    if (auto error = refused_optimizer(optimizer, model, job, profile)) return error;
   if (!lowered.instances.empty() && lowered.instances.size() != plan.segments.size()) {
     return Error{ErrorCode::Inconsistent,
                  "the lowered program is not that of this plan",
@@ -537,7 +548,7 @@ Bytes allocator_memory(const Plan& plan, const Job& job, const HardwareProfile& 
 Result<Prediction> simulate(const Plan& plan, const Model& model, const LoweredProgram& lowered, const Job& job,
                             const HardwareProfile& profile, const SimulateOptions& options) {
   const Bytes memory = allocator_memory(plan, job, profile, options);
-  if (const auto error = mismatch(plan, lowered, job, profile, memory)) return fail(*error);
+  if (const auto error = mismatch(plan, model, lowered, job, profile, memory)) return fail(*error);
   if (!shares_cores(profile)) return Simulation(plan, model, lowered, job, profile, options, memory).run();
   IssueTape tape;
   SimulateOptions last = options;
@@ -559,7 +570,8 @@ Result<std::vector<Prediction>> simulate_together(const std::vector<RankRequest>
   std::vector<std::unique_ptr<Simulation>> simulations;
   for (const RankRequest& rank : ranks) {
     const Bytes memory = allocator_memory(rank.plan, rank.job, rank.profile, options);
-    if (const auto error = mismatch(rank.plan, rank.lowered, rank.job, rank.profile, memory)) return fail(*error);
+    if (const auto error = mismatch(rank.plan, rank.model, rank.lowered, rank.job, rank.profile, memory))
+      return fail(*error);
     simulations.push_back(
         std::make_unique<Simulation>(rank.plan, rank.model, rank.lowered, rank.job, rank.profile, options, memory));
     simulations.back()->start(rank.speed, true);

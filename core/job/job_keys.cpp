@@ -424,6 +424,8 @@ void add_optimizer(TableMaker& t) {
            "as foreach");
   t.choice("train.optimizer.library", optimizer_libraries(), FORESHARD_FIELD(train.optimizer.library),
            "adafactor: torch.optim's, or Transformers'; auto = Transformers' where impl is for_loop");
+  t.text("train.optimizer.watched", FORESHARD_FIELD(train.optimizer.class_name),
+         "watched: which of the optimizers that the model's script was seen to step");
   t.special(
       "train.optimizer.parts", "list of tables",
       [](const Spot& spot, Job& job) { return read_optimizer_parts(spot, job.train.optimizer_parts); },
@@ -469,6 +471,12 @@ void add_data_and_evaluation(TableMaker& t) {
       [](const Job& job) { return quoted_text(job.train.beside == 0 ? "" : size_text(job.train.beside)); },
       "predictions: what the script holds on the device beside model, batch and optimizer (1.5GiB): a teacher, a "
       "reference model, an average of the weights");
+  t.special(
+      "train.beside_later", "\"\" or a size",
+      [](const Spot& spot, Job& job) { return read_budget(spot, job.train.beside_later); },
+      [](const Job& job) { return quoted_text(job.train.beside_later == 0 ? "" : size_text(job.train.beside_later)); },
+      "predictions: ... what comes behind the first step: states of another optimizer that steps in turn with this "
+      "one");
   t.word("train.data.kind", {"synthetic", "tokens", "text", "tensors"}, FORESHARD_FIELD(train.data.kind),
          "tokens = file of u16/u32 ids; text = file and tokenizer.json; tensors = safetensors by input");
   t.text("train.data.file", FORESHARD_FIELD(train.data.file), "tokens, text, tensors");

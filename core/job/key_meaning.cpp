@@ -69,6 +69,7 @@ constexpr auto kConditions = std::to_array<Condition>({
        return name != OptimizerKind::Sgd && name != OptimizerKind::Adagrad && name != OptimizerKind::RMSprop;
      }},
     {"train.optimizer.eps", [](const Job& job) { return job.train.optimizer.name != OptimizerKind::Sgd; }},
+    {"train.optimizer.watched", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::Watched; }},
     {"train.optimizer.library", [](const Job& job) { return job.train.optimizer.name == OptimizerKind::Adafactor; }},
     {"train.optimizer.momentum",
      [](const Job& job) {

@@ -31,6 +31,7 @@ std::string_view class_name(OptimizerKind kind) {
     case OptimizerKind::NAdam: return "NAdam";
     case OptimizerKind::RAdam: return "RAdam";
     case OptimizerKind::Adamax: return "Adamax";
+    case OptimizerKind::Watched: return "Optimizer";
   }
   return "";
 }
@@ -58,6 +59,8 @@ std::vector<OptimizerOptions> optimizers_of(const TrainOptions& train) {
     if (part.steps) all.push_back(part.options);
   return all;
 }
+
+const std::string& watched_name(const OptimizerOptions& options) { return options.class_name; }
 
 OptimizerFacts optimizer_facts(const OptimizerOptions& options) {
   switch (options.name) {

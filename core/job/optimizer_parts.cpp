@@ -20,7 +20,8 @@ const Words<OptimizerKind>& optimizer_kinds() {
                                             {"rmsprop", OptimizerKind::RMSprop},
                                             {"nadam", OptimizerKind::NAdam},
                                             {"radam", OptimizerKind::RAdam},
-                                            {"adamax", OptimizerKind::Adamax}}};
+                                            {"adamax", OptimizerKind::Adamax},
+                                            {"watched", OptimizerKind::Watched}}};
   return kWords;
 }
 
@@ -53,6 +54,7 @@ Failure read_field(const Spot& field, const std::string& name, OptimizerPart& pa
   if (name == "library") return read_enum(field, optimizer_libraries(), options.library);
   if (name == "weight_decay") return read_number(field, 0.0, 1e6, options.weight_decay);
   if (name == "momentum") return read_number(field, 0.0, 1.0, options.momentum);
+  if (name == "watched") return read_text(field, options.class_name);
   if (name == "centered") return read_bool(field, options.centered);
   if (name == "amsgrad") return read_bool(field, options.amsgrad);
   if (name == "decoupled_weight_decay") return read_bool(field, options.decoupled_weight_decay);
@@ -68,7 +70,8 @@ Failure read_field(const Spot& field, const std::string& name, OptimizerPart& pa
 
 Failure read_optimizer_parts(const Spot& spot, std::vector<OptimizerPart>& out) {
   static const std::vector<std::string> fields{
-      "params", "name", "impl", "library", "weight_decay", "momentum", "centered", "amsgrad", "decoupled_weight_decay"};
+      "params",       "name",     "watched",  "impl",    "library",
+      "weight_decay", "momentum", "centered", "amsgrad", "decoupled_weight_decay"};
   if (spot.value.kind != JobValue::Kind::Array) return spot.wrong_type("a list of tables");
   std::vector<OptimizerPart> parts;
   for (std::size_t i = 0; i < spot.value.items.size(); ++i) {
@@ -96,6 +99,7 @@ std::string optimizer_parts_text(const std::vector<OptimizerPart>& parts) {
     const OptimizerOptions& of = part.options;
     std::string text = "{params = " + texts_text(part.params) + ", name = ";
     text += part.steps ? enum_text(optimizer_kinds(), of.name) : quoted_text(kNobody);
+    if (!of.class_name.empty()) text += ", watched = " + quoted_text(of.class_name);
     if (of.impl != usual.impl) text += ", impl = " + enum_text(optimizer_impls(), of.impl);
     if (of.library != usual.library) text += ", library = " + enum_text(optimizer_libraries(), of.library);
     if (of.weight_decay != usual.weight_decay) text += ", weight_decay = " + number_text(of.weight_decay);

@@ -249,6 +249,21 @@ enum class Lifetimes : std::uint8_t {
   Assumed,   // by one rule, from the boundaries of modules' calls and the lines of the source
 };
 
+/// What one step of an optimizer was seen to take from the allocator and to give back. Above 0: bytes that are taken;
+/// below: -1 - the number of what goes, counted over what was `there` before, then what this step has taken.
+struct WatchedStep {
+  std::int64_t there = 0;
+  std::vector<std::int64_t> events;
+  bool operator==(const WatchedStep&) const = default;
+};
+/// An optimizer of the script's that no job names.
+struct WatchedOptimizer {
+  std::string name;    // its class
+  Bytes params = 0;    // of what it stepped on its rank
+  WatchedStep first, steady;
+  bool operator==(const WatchedOptimizer&) const = default;
+};
+
 struct Model {
   std::string name;
   std::vector<ModuleInfo> modules;  // registration order, parents before children; modules[0] is the root
@@ -271,6 +286,7 @@ struct Model {
   bool assumes_choices = false;  // sizes hang on choices that nobody computed (routers, masks): balanced, or as told
   std::map<std::string, std::string> job;  // what the source saw of the script: job key, value as --set takes it
   std::vector<ParallelStyle> parallel;     // empty: nobody knows how to cut it
+  std::vector<WatchedOptimizer> optimizers;  // of the script, as they were seen to step
   std::vector<MeshDimension> mesh;         // of a model that was cut: shapes are those of one rank (core/mesh)
 
   // What the source knows beside the program; not needed to plan.

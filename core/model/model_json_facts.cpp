@@ -265,7 +265,7 @@ bool FactsReader::top(JsonFields& f) {
   if (f.good() && !m_.assumes_choices && choices != "computed")
     return problem_.set(ErrorCode::OutOfRange, f.place("choices"), "choices come from elsewhere", "computed or assumed",
                         in_quotes(choices));
-  return f.good() && lifetimes(f) && job(f) && parallel(f);
+  return f.good() && lifetimes(f) && job(f) && parallel(f) && optimizers(f);
 }
 
 bool FactsReader::lifetimes(JsonFields& f) {
@@ -306,6 +306,38 @@ bool FactsReader::parallel(JsonFields& f) {
                         "a list of pairs [module pattern, style]", describe_json(*body));
   for (const Json& row : *body) m_.parallel.push_back({row[0].get<std::string>(), row[1].get<std::string>()});
   return true;
+}
+
+bool FactsReader::step(JsonFields& f, std::string_view key, WatchedStep& step) {
+  const Json* row = f.find(key);
+  if (row == nullptr) return true;
+  JsonFields fields(*row, f.place(key), problem_, {"there", "events"});
+  if (!fields.good()) return false;
+  step.there = fields.integer_or("there", 0, 0, kMaxCount);
+  const Json* events = fields.array("events");
+  for (std::size_t i = 0; events != nullptr && i < events->size(); ++i) {
+    const Json& event = (*events)[i];
+    if (!event.is_number_integer() || event == 0 || event > kMaxAmount || event < -kMaxCount)
+      return problem_.set(ErrorCode::OutOfRange, fields.place("events"), "this is no taking or giving back of memory",
+                          "bytes, or -1 - the number of what goes", describe_json(event));
+    step.events.push_back(event.get<std::int64_t>());
+  }
+  return fields.good();
+}
+
+bool FactsReader::optimizers(JsonFields& f) {
+  if (!f.has("optimizers")) return true;
+  const Json* rows = f.array("optimizers");
+  for (std::size_t i = 0; rows != nullptr && i < rows->size(); ++i) {
+    JsonFields fields((*rows)[i], f.place("optimizers") + "[" + std::to_string(i) + "]", problem_,
+                      {"name", "params_bytes", "first", "steady"});
+    if (!fields.good()) return false;
+    WatchedOptimizer& optimizer = m_.optimizers.emplace_back();
+    optimizer.name = fields.text("name");
+    optimizer.params = fields.integer_or("params_bytes", 0, 0, kMaxAmount);
+    if (!step(fields, "first", optimizer.first) || !step(fields, "steady", optimizer.steady)) return false;
+  }
+  return f.good();
 }
 
 bool FactsReader::module_call(const Json& row, const std::string& place) {

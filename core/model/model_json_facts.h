@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -29,7 +30,7 @@ class FactsReader {
   bool part(JsonFields& f, ParamInfo& info);
   /// region and opaque of an operator whose results are read.
   bool op(JsonFields& f, Op& op);
-  /// loss_begin, lifetimes, job, parallel of the document.
+  /// loss_begin, lifetimes, job, parallel, optimizers of the document.
   bool top(JsonFields& f);
   bool module_call(const nlohmann::json& row, const std::string& place);
   bool region(const nlohmann::json& row, const std::string& place);
@@ -49,6 +50,8 @@ class FactsReader {
   bool gradient(const nlohmann::json& row, const std::string& place, OpaqueOp& opaque);
   bool job(JsonFields& f);
   bool parallel(JsonFields& f);
+  bool optimizers(JsonFields& f);
+  bool step(JsonFields& f, std::string_view key, WatchedStep& step);
 
   Model& m_;
   const ModuleNames& module_ids_;

@@ -41,7 +41,7 @@ class Reader {
                                       "has_loss", "compute_dtype", "loss_begin",   "lifetimes",    "choices",
                                       "job",      "inputs",        "modules",      "params",       "buffers",
                                       "calls",    "containers",    "ops",          "module_calls", "regions",
-                                      "outputs",  "parallel",      "params_cast",  "mesh"}};
+                                      "outputs",  "parallel",      "params_cast",  "mesh",         "optimizers"}};
   }
 
   bool facts() {

@@ -78,12 +78,25 @@ class Writer {
       (out_ += "["), text(style.modules), (out_ += ", "), text(style.style), (out_ += "]");
     }
     if (!m_.parallel.empty()) out_ += "]";
+    if (!m_.optimizers.empty())
+      list("optimizers", m_.optimizers.size(), [&](std::size_t i) { optimizer(m_.optimizers[i]); });
     if (m_.job.empty()) return;
     out_ += ",\n \"job\": {";
     for (auto at = m_.job.begin(); at != m_.job.end(); ++at) {
       if (at != m_.job.begin()) out_ += ", ";
       text(at->first), (out_ += ": "), text(at->second);
     }
+    out_ += "}";
+  }
+
+  void optimizer(const WatchedOptimizer& optimizer) {
+    (out_ += "{\"name\": "), text(optimizer.name);
+    (out_ += ", \"params_bytes\": "), integer(optimizer.params);
+    const auto step = [this](const char* key, const WatchedStep& step) {
+      ((out_ += ", \"") += key) += "\": {\"there\": ";
+      integer(step.there), (out_ += ", \"events\": "), integers(step.events), out_ += "}";
+    };
+    step("first", optimizer.first), step("steady", optimizer.steady);
     out_ += "}";
   }
 

@@ -17,6 +17,8 @@ Result<void> check_script(const Job& job, DeviceKind device) {
   } kOnly[] = {
       {optimizer.name == OptimizerKind::AdamW8bit, "train.optimizer.name",
        "8-bit AdamW is torchao's, whose kernels are compiled for CUDA devices: it is", "adamw"},
+      {optimizer.name == OptimizerKind::Watched, "train.optimizer.name",
+       "an optimizer of a script's, of which memory alone was seen, is", "adamw"},
       {optimizer.name == OptimizerKind::Muon && device == DeviceKind::Cuda, "train.optimizer.name",
        "Muon on CUDA devices is", "adamw"},
       {optimizer.name == OptimizerKind::Adagrad && optimizer.impl == OptimizerImpl::Fused && device == DeviceKind::Cuda,

@@ -435,6 +435,13 @@ class Programs(unittest.TestCase):
         self.assertEqual([row["dtype"] for row in cast["params"]], ["bfloat16"] * 2 + ["float32"] * 2)
         self.assertNotIn("params_cast", capture(Both(), torch.empty(3, 6), loss=scalar).document)
 
+    def test_what_the_root_returns_is_cast_within_its_call(self):
+        layer = nn.Linear(6, 6)
+        model = capture(layer, torch.empty(3, 6), loss=lambda out: out.sum(), mixed_precision={"param": "bfloat16", "output": "float32"})
+        cast = ops(model, "_to_copy")[-1]
+        self.assertEqual((cast["module"], cast["out"][0]["dtype"]), ("", "float32"))
+        self.assertIn(cast["out"][0]["name"], model.document["outputs"])
+
     def test_parts_of_a_model_have_dtypes_of_their_own(self):
         """Several roots of FSDP's: each casts what comes in, the whole nothing."""
 

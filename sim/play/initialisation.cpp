@@ -418,7 +418,7 @@ class Fsdp2Wrapping {
 };
 
 /// An average of the weights, or several: train.beside is as large as what the optimizer steps, tensor by tensor.
-/// Empty: it is something else, one block.
+/// Empty: it is something else.
 std::vector<Bytes> copies_beside(const Plan& plan, const Model& model, const Job& job) {
   constexpr Bytes kBlock = 512;  // what the allocator rounds to
   std::vector<Bytes> one;
@@ -431,12 +431,6 @@ std::vector<Bytes> copies_beside(const Plan& plan, const Model& model, const Job
   std::vector<Bytes> all;
   for (Bytes copy = 0; copy < job.train.beside / sum; ++copy) all.insert(all.end(), one.begin(), one.end());
   return all;
-}
-
-bool make_beside(Device& device, const std::vector<Bytes>& blocks) {
-  return std::all_of(blocks.begin(), blocks.end(), [&](Bytes bytes) {
-    return device.book.allocate(bytes, kCompute, MemoryCategory::Inputs) != kNoBlock;
-  });
 }
 
 /// Shards and buffers, by the runtime's wrapping.
@@ -461,12 +455,24 @@ bool wrap_model(Device& device, const Plan& plan, const Model& model, const Job&
 
 }  // namespace
 
+bool hold_beside(Device& device, Bytes bytes) {
+  constexpr Bytes kSegment = 20 * kMiB;  // A3: a large one; what is up to 1 MiB shares segments of 2
+  while (bytes > 0) {
+    const Bytes block = bytes >= kSegment ? kSegment : std::min(bytes, kMiB);
+    if (device.book.allocate(block, kCompute, MemoryCategory::Inputs) == kNoBlock) return false;
+    bytes -= block;
+  }
+  return true;
+}
+
 bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
                          std::vector<ResidentBuffer>& buffers) {
   if (job.train.beside <= 0) return wrap_model(device, plan, model, job, buffers);
   const std::vector<Bytes> copies = copies_beside(plan, model, job);
-  if (copies.empty() && !make_beside(device, {job.train.beside})) return false;
-  return wrap_model(device, plan, model, job, buffers) && make_beside(device, copies);
+  if (copies.empty() && !hold_beside(device, job.train.beside)) return false;
+  return wrap_model(device, plan, model, job, buffers) && std::all_of(copies.begin(), copies.end(), [&](Bytes bytes) {
+           return device.book.allocate(bytes, kCompute, MemoryCategory::Inputs) != kNoBlock;
+         });
 }
 
 bool play_lazy_initialisation(Device& device, const Plan& plan) {

@@ -24,6 +24,10 @@ struct ResidentBuffer {
 bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
                          std::vector<ResidentBuffer>& buffers);
 
+/// train.beside and train.beside_later: many tensors, of which only their sum is known. Blocks that leave nothing over
+/// in a segment of the allocator's, so that what counts as allocated is that sum. False: out of memory.
+bool hold_beside(Device& device, Bytes bytes);
+
 /// H7: FSDP1's lazy initialisation makes each handle's buffers once, on D, and drops them at once: they leave free
 /// segments. False: out of memory.
 bool play_lazy_initialisation(Device& device, const Plan& plan);

@@ -46,7 +46,7 @@ bool MicroBatch::make_inputs() {
     if (value.alias_of.valid()) continue;
     const BlockHandle block = device.book.allocate(bytes, index_of(Stream::D), MemoryCategory::Inputs);
     if (block == kNoBlock) return context_.out_of_memory(bytes);
-    (value.held.until == Hold::Until::Forward ? passing_ : inputs_).push_back(block);
+    (value.held.until == Hold::Until::Forward ? let_go_ : inputs_).push_back(block);
     if (device.profile.kind == "cpu") continue;  // the host made it before the step
     ActivitySpan what;
     what.kind = SpanKind::Other;
@@ -57,13 +57,14 @@ bool MicroBatch::make_inputs() {
   return true;
 }
 
-void MicroBatch::loss_is_there() {
-  for (const BlockHandle block : std::exchange(passing_, {})) context_.device.book.free(block);
+void MicroBatch::let_inputs_go() {
+  for (const BlockHandle block : let_go_) context_.device.book.free(block);
+  let_go_.clear();
 }
 
 void MicroBatch::drop() {
+  let_inputs_go();
   forward_returned();
-  loss_is_there();
   if (context_.job.train.keeps_outputs) {
     kept_ = segments_.take_held();
   } else {

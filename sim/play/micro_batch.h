@@ -19,10 +19,10 @@ class MicroBatch {
   /// The engine has returned; then, once the memory of backward has been told, the loop drops what it holds.
   void leave_engine() { segments_.free_held(true); }
   void drop();
+  /// Forward and loss are over: of the batch goes what nobody has a name for.
+  void let_inputs_go();
   /// A forward has returned: its names are for the new outputs.
   void forward_returned();
-  /// The script has its loss: what it made for its forward alone is gone.
-  void loss_is_there();
   bool keeps() const { return !kept_.empty(); }
 
  private:
@@ -33,9 +33,8 @@ class MicroBatch {
   PlayContext& context_;
   SegmentPlayer& segments_;
   std::vector<ResidentBuffer> model_buffers_;  // until they are cast
-  std::vector<BlockHandle> inputs_;
-  std::vector<BlockHandle> passing_;  // inputs that nobody has behind the forward
-  std::vector<BlockHandle> kept_;     // of the pass before (train.keeps_outputs)
+  std::vector<BlockHandle> inputs_, let_go_;
+  std::vector<BlockHandle> kept_;  // of the pass before (train.keeps_outputs)
   bool lazy_initialised_ = false, caches_made_ = false;
 };
 

@@ -129,7 +129,7 @@ bool PlanPlayer::enter_phase(LoopPhase next) {
   if (next == LoopPhase::Forward && !batch_.begin()) return false;
   if (last == LoopPhase::Forward && next != LoopPhase::Forward) {
     batch_.forward_returned();
-    batch_.loss_is_there();
+    batch_.let_inputs_go();
   }
   context_.phase = next;
   return next != LoopPhase::Backward || segments_.early().begin_backward();

@@ -494,6 +494,7 @@ bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host
     return true;
   }
   const bool by_blocks = device.profile.kind == "cpu" && options_.impl != OptimizerImpl::Fused;
+  if (options_.name == OptimizerKind::Watched) return watched_step(device, what);
   if (options_.name == OptimizerKind::Adafactor) return adafactor(device, what);
   if (!by_blocks && options_.name == OptimizerKind::Sgd) return sgd(device, what);
   if (!has_state_ && !make_state(device, what)) return false;

@@ -53,16 +53,22 @@ void free_list(Device& device, const std::vector<BlockHandle>& blocks);
 void list_call(Device& device, Stream stream, const ActivitySpan& what, int passes,
                const std::vector<LocalParam>& list);
 
+/// The steps of one that no job names, as the script's was seen to take them; of others none.
+WatchedOptimizer watched_of(const Model* model, const OptimizerOptions& options);
+
 class OptimizerState {
  public:
   /// What it keeps and takes lies in the pool of `stream`, where it runs.
-  OptimizerState(const Job& job, std::vector<LocalParam> params, Stream stream = Stream::D)
+  /// `model`: where a watched one is known from.
+  OptimizerState(const Job& job, std::vector<LocalParam> params, Stream stream = Stream::D,
+                 const Model* model = nullptr)
       : options_(job.train.optimizer),
         flat_(job.fsdp.runtime == Runtime::Fsdp1),
         flattened_(job.mesh.flattened || (job.mesh.expert > 1 && job.mesh.tensor == 1)),
         params_(std::move(params)),
         stream_(stream),
-        has_state_(optimizer_facts(options_).made_by_constructor) {}
+        has_state_(optimizer_facts(options_).made_by_constructor),
+        watched_(watched_of(model, options_)) {}
 
   /// Rule G9 and F2-29; the all-reduce of the norm is the plan's. False: out of memory.
   bool clip(Device& device, const Plan& plan, const Instruction& i, const ActivitySpan& what);
@@ -91,6 +97,7 @@ class OptimizerState {
   bool byte_adamw(Device& device, const ActivitySpan& what);
   bool step_by_blocks(Device& device, const ActivitySpan& what);
   bool adamw(Device& device, const ActivitySpan& what);
+  bool watched_step(Device& device, const ActivitySpan& what);  // instructions/watched_step.cpp
   bool sgd(Device& device, const ActivitySpan& what);
   bool looped_sgd(Device& device, const ActivitySpan& what);
   bool adafactor(Device& device, const ActivitySpan& what);  // adafactor_step.cpp
@@ -134,6 +141,8 @@ class OptimizerState {
   bool has_scale_ = false, has_zero_ = false;
   BlockHandle found_inf_ = kNoBlock;  // from unscale to update
   std::vector<BlockHandle> scales_;   // adafactor: a number for each parameter
+  WatchedOptimizer watched_;
+  std::vector<BlockHandle> kept_;  // of a watched one, in the order in which they were taken
 };
 
 /// What AdamW steps beside Muon.

@@ -85,6 +85,29 @@ TEST(FoundJob, TorchsElementwiseOptimizersAreFoundByTheirClasses) {
   EXPECT_EQ(found.job.train.optimizer.beta2, 0.99);
 }
 
+TEST(FoundJob, AnOptimizerThatNoJobNamesIsTheOneThatWasSeenWhateverItsClassIsCalled) {
+  WatchedRun run = run_of({unit("", 0), unit("h.0")});
+  run.setting->optimizer = {"Muon", "__main__", "foreach", 1e-2, 0, 0, 0.9, {}};
+  run.setting->optimizer.watched = "Muon-2";
+  run.setting->beside = 3 * kMiB;
+  run.setting->beside_later = 2 * kMiB;
+  const FoundJob found = found_job(run, {"h100-sxm-80", 8}, "model.json");
+  EXPECT_EQ(found.job.train.optimizer.name, OptimizerKind::Watched);
+  EXPECT_EQ(found.job.train.optimizer.class_name, "Muon-2");
+  EXPECT_EQ(found.job.train.beside_later, 2 * kMiB);
+  ASSERT_EQ(found.beyond.size(), 1u);
+  EXPECT_EQ(found.beyond[0].where, "train.optimizer");
+}
+
+// Of a norm in a unit of its own, as FSDP1 makes one of every batch norm.
+TEST(FoundJob, TheJobsPrecisionIsThatOfMostParameters) {
+  FoundUnit norm = unit("h.0.norm"), again = unit("h.1.norm"), block = unit("h.0");
+  block.param = "bfloat16", block.numel = 9;
+  norm.param = again.param = "none", norm.numel = again.numel = 2;
+  const Job job = found_job(run_of({unit("", 0), norm, again, block}, "fsdp1"), {"h100-sxm-80", 8}, "model.json").job;
+  EXPECT_EQ(job.fsdp.mixed_precision.param, DType::BFloat16);
+}
+
 TEST(FoundJob, SeveralOptimizersOfAStepAreParts) {
   WatchedRun run = run_of({unit("", 0), unit("h.0")});
   run.setting->optimizer.amsgrad = true;

@@ -131,7 +131,7 @@ class Shadow(unittest.TestCase):
         self.assertNotIn("script", job["train"])
 
     def test_optimizers_in_turns_have_plans_of_their_own(self):
-        for fsdp, within in (("2", 0.006), ("1", 0.015)):
+        for fsdp in ("2", "1"):
             with self.subTest(fsdp):
                 end = run(PYTHON, SCRIPTS / "turns.py", "in_turns", "--fsdp", fsdp, flags=("--json", "--world", "8", "--steps", "5"))
                 answer = json.loads(end.stdout)
@@ -142,6 +142,7 @@ class Shadow(unittest.TestCase):
                 self.assertEqual(first["train"]["optimizer"]["parts"], [{"params": ["maker.*"], "name": "none"}])
                 self.assertEqual(second["train"]["optimizer"]["parts"], [{"params": ["judge.*"], "name": "none"}])
                 for step, planned in list(zip(answer["steps"], answer["plan"]))[1:]:
+                    within = 0.0001 if step["turn"] == 0 else 0.01  # the judge's gradients, which the maker's turn adds to, are there from its start
                     self.assertAlmostEqual(planned["allocated_bytes"] / step["allocated_bytes"], 1, delta=within, msg=answer["plan"])
 
     def test_turns_that_do_not_strictly_take_turns(self):
@@ -171,6 +172,45 @@ class Shadow(unittest.TestCase):
         self.assertEqual(job["train"]["micro_batches"], 2)
         self.assertFalse(any("stands for it" in note for note in answer["notes"]), answer["notes"])
         self.assertTrue(any("an evaluation" in note for note in answer["notes"]), answer["notes"])
+
+    def test_an_optimizer_of_ones_own_steps_as_it_was_seen_to(self):
+        """Called as PyTorch's; a carry that each step replaces, arguments that the loop made in the call."""
+        answer, job = self.watch("own_steps.py", "own", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, time=None)
+        self.assertEqual([each["where"] for each in answer["differences"]], ["train.optimizer"])
+        self.assertEqual((job["train"]["optimizer"]["name"], job["train"]["optimizer"]["watched"]), ("watched", "Muon"))
+
+    def test_batch_norms_that_fsdp1_leaves_out_of_mixed_precision(self):
+        answer, job = self.watch("own_steps.py", "norms", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0001, time=None)
+        self.assertNotIn("param", job["fsdp"].get("mixed_precision", {}))  # bfloat16 is the default
+
+    def test_a_frozen_teacher_in_flat_parameters(self):
+        answer, job = self.watch("own_steps.py", "teacher", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0001, time=None)
+        self.assertIn("head.weight", {name.partition(".")[2] for name in job["fsdp"]["frozen"]})
+        self.assertFalse(any("an evaluation" in note for note in answer["notes"]), answer["notes"])
+
+    def test_logits_of_a_micro_batch_that_are_named_in_the_next(self):
+        answer, job = self.watch("own_steps.py", "micro", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0001, time=None)
+        self.assertTrue(job["train"]["keeps_outputs"])
+
+    def test_what_pytorch_refuses_is_pytorchs_to_say(self):
+        end = run(PYTHON, SCRIPTS / "own_steps.py", "transformed", flags=("--json", "--world", "8"))
+        self.assertEqual(end.returncode, 1, end.stderr[-2000:])
+        error = json.loads(end.stdout)["error"]
+        self.assertIn("NotImplementedError: Cannot access storage", error["message"])
+        self.assertIn("_fsdp_param.py:", error["hint"])  # not where the watching stands between
+
+    def test_rows_that_labels_of_the_host_choose(self):
+        answer, _ = self.watch("own_steps.py", "labelled", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, time=None)
+        self.assertFalse(any("chooses every row" in note for note in answer["notes"]), answer["notes"])
+
+    def test_a_root_that_casts_what_it_returns(self):
+        answer, _ = self.watch("own_steps.py", "returned", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0001, time=None)
 
     def test_blocks_that_fsdp1_wraps_twice(self):
         answer, job = self.watch("turns.py", "twice", flags=("--world", "8"))

@@ -248,6 +248,45 @@ TEST_F(OptimizerMemory, EightBitMomentsAreAByteAnElementAndAScaleForABlock) {
   EXPECT_EQ(part.error().place, "train.optimizer.name");
 }
 
+// The first step keeps 3 MiB of what it takes; a steady one takes 5 MiB for a while, and has another 1 MiB in the place
+// of what it finds.
+TEST_F(OptimizerMemory, AWatchedOptimizerTakesAndGivesBackWhatItWasSeenTo) {
+  Prepared prepared = prepare(job).value();
+  prepared.model.optimizers = {
+      {"Own", kAll, {0, {2 * kMiB, 4 * kMiB, -2, kMiB}}, {2, {5 * kMiB, -3, kMiB, -2}}}};
+  job.train.optimizer.name = OptimizerKind::Sgd;
+  job.train.optimizer.weight_decay = 0;  // keeps and takes nothing
+  const auto played = [&] {
+    return simulate(prepared.plan, prepared.model, prepared.lowered, job, prepared.profile, SimulateOptions());
+  };
+  const auto step = [](const Prediction& prediction, std::size_t k) {
+    const auto& phases = prediction.iterations.at(k).phases;
+    return *std::find_if(phases.begin(), phases.end(), [](const auto& p) { return p.name == "optimizer"; });
+  };
+  const Prediction bare = played().value();
+  job.train.optimizer.name = OptimizerKind::Watched;
+  const auto unknown = played();
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().place, "train.optimizer.watched");
+  job.train.optimizer.class_name = "Own";
+  const Prediction watched = played().value();
+  EXPECT_EQ(step(watched, 0).end_allocated - step(bare, 0).end_allocated, 3 * kMiB);
+  EXPECT_NEAR(step(watched, 0).peak_allocated - step(bare, 0).peak_allocated, 6 * kMiB, kSlack);  // a norm's buffer
+  EXPECT_EQ(step(watched, 1).end_allocated - step(bare, 1).end_allocated, 3 * kMiB);
+  EXPECT_NEAR(step(watched, 1).peak_allocated - step(bare, 1).peak_allocated, 8 * kMiB, kSlack);
+  prepared.model.optimizers[0].params = 2 * kAll;  // seen on half as many ranks
+  EXPECT_NEAR(step(played().value(), 0).end_allocated - step(bare, 0).end_allocated, 3 * kMiB / 2, kSlack);
+}
+
+TEST_F(OptimizerMemory, WhatComesBesideBehindTheFirstStepIsNotThereBefore) {
+  const Prediction without = predicted();
+  job.train.beside_later = 64 * kMiB;
+  const Prediction later = predicted();
+  EXPECT_EQ(later.init_allocated, without.init_allocated);
+  EXPECT_EQ(later.iterations.at(0).end_allocated - without.iterations.at(0).end_allocated, 64 * kMiB);
+  EXPECT_EQ(later.iterations.at(1).end_allocated - without.iterations.at(1).end_allocated, 64 * kMiB);
+}
+
 // torch.optim's loop names the squares of a gradient, and the copy of the moment that becomes the update, until the
 // next parameter's are there: the root's two and a layer's squares. Lists hold an update of everything, and a norm's
 // buffer.

@@ -153,6 +153,8 @@ TEST(Simulate, WhatTheScriptHoldsBesideItsModelIsThereAllTheTime) {
   };
   const auto [init, peak] = peaks(0);
   EXPECT_EQ(peaks(64 * kMiB), (std::pair{init + 64 * kMiB, peak + 64 * kMiB}));
+  const Bytes odd = 47 * kMiB + 512;  // as one block it would have had the rest of its segment too
+  EXPECT_EQ(peaks(odd), (std::pair{init + odd, peak + odd}));
 }
 
 /// A unit of two parameters, the first of them registered again in another module: tied.
@@ -214,8 +216,8 @@ TEST(Simulate, AnAverageOfTheWeightsIsATensorForEachBehindThem) {
   for (int copy = 0; copy < 2; ++copy)
     for (const Bytes bytes : {4 * kMiB, 8 * kMiB}) expected.push_back(bytes);
   EXPECT_EQ(made_at_init("meta", 24 * kMiB), expected);
-  expected = shards;
-  expected.insert(expected.begin(), 25 * kMiB);  // something else
+  expected = {20 * kMiB, kMiB, kMiB, kMiB, kMiB, kMiB};  // something else
+  expected.insert(expected.end(), shards.begin(), shards.end());
   EXPECT_EQ(made_at_init("meta", 25 * kMiB), expected);
 }
 

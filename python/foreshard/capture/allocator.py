@@ -33,7 +33,7 @@ def measure(task, session) -> dict[str, int]:
     def enter(name, call, args, kwargs):
         return session.lowered(name, (args, kwargs)) if session.casts_at(name) else (args, kwargs)
 
-    stack.on_enter, stack.on_wrapper = enter, session.cast_at_wrapper
+    stack.on_enter, stack.on_wrapper, stack.on_result = enter, session.cast_at_wrapper, session.cast_result
     original = torch.autograd.backward
 
     def backward(*args, **kwargs):

@@ -20,6 +20,8 @@ class ModuleStack:
         self.on_enter: Callable[[str, int, tuple, dict], tuple[tuple, dict]] = lambda n, c, a, k: (a, k)
         # The same as the call of a wrapper begins, which runs the module that it names.
         self.on_wrapper: Callable[[str, tuple, dict], tuple[tuple, dict]] = lambda n, a, k: (a, k)
+        # Called with (name, output) before it has ended; what it returns is what the caller gets.
+        self.on_result: Callable[[str, Any], Any] = lambda n, o: o
         self.on_leave: Callable[[str, int, Any], None] = lambda n, c, o: None
 
     def name(self) -> str:
@@ -67,7 +69,7 @@ class ModuleStack:
             stack._stack.append((name, number))
             try:
                 args, kwargs = stack.on_enter(name, number, args, kwargs)
-                output = original(module, *args, **kwargs)
+                output = stack.on_result(name, original(module, *args, **kwargs))
             finally:
                 stack._stack.pop()
             stack.on_leave(name, number, output)

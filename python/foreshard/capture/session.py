@@ -58,6 +58,15 @@ def _dtype(value: Any, key: str) -> torch.dtype | None:
     return dtype
 
 
+def _cast(values, dtype: torch.dtype | None):
+    """Floating tensors among them."""
+
+    def cast(value):
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != dtype else value
+
+    return tree_map(cast, values)
+
+
 class Session:
     """One recording. Made for one step; not used again."""
 
@@ -130,6 +139,7 @@ class Session:
                             _quiet_log(), _unvalidated()):  # fmt: skip
                 inside.enter_context(context)
             self.stack.on_enter, self.stack.on_wrapper, self.stack.on_leave = self._enter, self.cast_at_wrapper, self._leave
+            self.stack.on_result = self.cast_result
             gc.disable()  # what only cycles hold lives on in a step as well
             try:
                 with mode, CudaComposites(not self.virtual, self.recorder.casts), self.recorder:
@@ -267,12 +277,11 @@ class Session:
         return self.lowered(name, (args, kwargs)) if self.casts_at(name) and not inside else (args, kwargs)
 
     def lowered(self, name: str, values):
-        dtype = self.dtypes_of(name)[0]
+        return _cast(values, self.dtypes_of(name)[0])
 
-        def cast(value):
-            return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype != dtype else value
-
-        return tree_map(cast, values)
+    def cast_result(self, name: str, output):
+        """FSDP2's output_dtype: what the root returns, within its call (_post_forward)."""
+        return output if name or self.output is None else _cast(output, self.output)
 
     def _leave(self, name: str, call: int, output: Any) -> None:
         if not self.recorder.recording:

@@ -22,8 +22,15 @@ def step_begins() -> None:
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     _held.append([
         (weakref.ref(each), _address(each), -(-each.untyped_storage().nbytes() // 512) * 512)
-        for each in gc.get_objects() if type(each) in plain and each.is_cuda
+        for each in gc.get_objects() if type(each) in plain and each.is_cuda and not is_transformed(each)
     ])  # fmt: skip
+
+
+def is_transformed(tensor) -> bool:
+    """One of torch.func's, around others: it has no storage."""
+    import torch
+
+    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def backward_begins(root, given: set[int]) -> None:
@@ -43,18 +50,28 @@ def _is_there(row: tuple) -> bool:
     return row[0]() is not None and _address(row[0]()) == row[1]
 
 
-def found(root, given: set[int], optimizers: list, gradients: dict[int, int]) -> int:
-    """Bytes, without the model's (another root of FSDP's may be part of it), what the step was seen to take (`given`) and what its
-    optimizers keep: the plan has these. `gradients`: sizes by address of those that are another turn's."""
+def found(root, given: set[int], optimizers: list, gradients: dict[int, int]) -> tuple[int, int]:
+    """Bytes, and how many of them came behind the first step: without the model's (another root of FSDP's may be part of it), what the step was
+    seen to take (`given`) and what its optimizers keep, which the plan has. `gradients`: sizes by address of those that are another turn's."""
     own = _owned(root, given)
     for state in (state for optimizer in optimizers for state in optimizer.state.values()):
-        own |= {_address(each) for each in _inside(state, 3)}
+        own |= {_address(each) for each in tensors_inside(state, 3)}
     rows = _held[-1] if _held else []
     if len(_held) == 2:
         rows = [row for row in rows if _is_there(row)]
     total = sum(({address: size for _, address, size in rows if address not in own} | gradients).values())
     total += sum({row[1]: row[2] for row in _of_step or () if not _is_there(row)}.values())
-    return total if total >= _LEAST else 0
+    if total < _LEAST:
+        return 0, 0
+    return total, _later(rows, own, given) if len(_held) == 2 else 0
+
+
+def _later(rows: list, own: set[int], given: set[int]) -> int:
+    """Bytes of what the second step finds and the first did not: what another turn's optimizer made, an average of the weights. What has gone in
+    between had others in its place."""
+    began = {row[1]: row[2] for row in _held[0] if row[1] not in (own if _is_there(row) else given)}
+    later = sum({address: size for _, address, size in rows if address not in own}.values()) - sum(began.values())
+    return later if later >= _LEAST else 0
 
 
 def carried(root) -> list:
@@ -88,7 +105,7 @@ def _kept(value, depth: int) -> list:
 
 def address_of(tensor) -> int | None:
     """Of its storage on the device; None for a tensor in a wrapper (a DTensor), which has none."""
-    return _address(tensor) if tensor.is_cuda and not hasattr(tensor, "__tensor_flatten__") else None
+    return _address(tensor) if tensor.is_cuda and not hasattr(tensor, "__tensor_flatten__") and not is_transformed(tensor) else None
 
 
 def _address(tensor) -> int:
@@ -102,31 +119,31 @@ def _of_module(root) -> list:
     for module in root.modules():
         for key, value in module.__dict__.items():
             if "fsdp" in key or key in ("_handle", "_flat_param"):
-                found += _inside(value, 4)
+                found += tensors_inside(value, 4)
     from torch.distributed._composable_state import _get_module_state
 
     for module in root.modules():
         group = getattr(_get_module_state(module), "_fsdp_param_group", None)
         for parameter in getattr(group, "fsdp_params", []):
-            found += _inside(vars(parameter), 3)
-    return [each for value in found for each in _inside(value, 3)]
+            found += tensors_inside(vars(parameter), 3)
+    return [each for value in found for each in tensors_inside(value, 3)]
 
 
-def _inside(value, depth: int) -> list:
+def tensors_inside(value, depth: int) -> list:
     """Tensors on the device that a value holds: itself, in containers, what it wraps, what FSDP1 hangs on a flat parameter."""
     import torch
 
     if isinstance(value, torch.Tensor):
         if hasattr(value, "__tensor_flatten__"):  # a DTensor, a float8 weight: tensors in a wrapper that has no storage
-            return [each for name in value.__tensor_flatten__()[0] for each in _inside(getattr(value, name), depth)]
+            return [each for name in value.__tensor_flatten__()[0] for each in tensors_inside(getattr(value, name), depth)]
         hung = [each for each in vars(value).values() if isinstance(each, torch.Tensor)] if depth and hasattr(value, "__dict__") else []
         return [each for each in (value, *hung) if each.is_cuda and not hasattr(each, "__tensor_flatten__")]
     if not depth:
         return []
     if isinstance(value, dict):
-        return [each for inner in list(value.values()) for each in _inside(inner, depth - 1)]
+        return [each for inner in list(value.values()) for each in tensors_inside(inner, depth - 1)]
     if isinstance(value, (tuple, list)):
-        return [each for inner in value for each in _inside(inner, depth - 1)]
+        return [each for inner in value for each in tensors_inside(inner, depth - 1)]
     if type(value).__name__ == "FlatParamHandle":
-        return _inside(vars(value), depth - 1)
+        return tensors_inside(vars(value), depth - 1)
     return []

@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 
-from . import names, script_step
+from . import beside, names, script_step
 from .notes import note
 
 _LEAST = 1 << 20  # bytes
@@ -55,7 +55,13 @@ def root_ends(output) -> None:
 
 def _watched(tensor) -> tuple:
     """Its storage counts: what is left of a mean may lie in that of all its terms."""
-    return weakref.ref(tensor), tensor.untyped_storage().nbytes()
+    return weakref.ref(tensor), 0 if beside.is_transformed(tensor) else tensor.untyped_storage().nbytes()
+
+
+def _by_storage(tensors: list) -> list[tuple]:
+    """What is there, each storage once: what the script made of outputs (logits that were scaled) is held as they are."""
+    there = [each for each in tensors if each is not None and not beside.is_transformed(each)]
+    return list({id(each) if hasattr(each, "__tensor_flatten__") else each.untyped_storage().data_ptr(): _watched(each) for each in there}.values())
 
 
 def kept() -> bool:
@@ -63,13 +69,24 @@ def kept() -> bool:
     return bool(_running.get("kept"))
 
 
+def kept_returned() -> bool:
+    """Whether it is most of what the model itself returned, and not what the script made of that alone."""
+    return bool(_running.get("kept_returned"))
+
+
+def _alive(watched: list[tuple]) -> int:
+    return sum(size for tensor, size in watched if tensor() is not None)
+
+
 def _still_held() -> None:
     """The first forward after the first backward begins."""
     if _found is None or "alive" not in _running:
         return
     watched = _running.pop("alive")
-    alive = sum(size for tensor, size in watched if tensor() is not None)
+    alive = _alive(watched)
     _running["kept"] = alive >= _LEAST and 2 * alive >= sum(size for _, size in watched)
+    returned = _running.pop("returned", [])
+    _running["kept_returned"] = 2 * _alive(returned) >= sum(size for _, size in returned)
     if _running["kept"]:
         note(f"the model's outputs of one step ({alive / 2**20:.0f} MiB) are still held while the next forward runs: "
              "delete them after backward (del logits)")  # fmt: skip
@@ -89,6 +106,8 @@ def _look(loss) -> None:
     if _found is not None or "outputs" not in _running:
         return
     _running["alive"].append(_watched(loss))
+    _running["returned"] = list(_running["alive"])
+    _running["alive"] = _by_storage([tensor() for tensor, _ in _running["alive"]] + script_step.held())
     names = _chain(loss, _running["functions"])
     kind = "own" if _running["scalars"] else "unknown"
     if kind == "unknown":

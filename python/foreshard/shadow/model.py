@@ -47,6 +47,8 @@ def write(root, found: dict, call: dict) -> dict | None:
         if "float8" in found:
             float8.mark(captured.document, found["float8"]["params"])
         own_parts.mark(root, captured.document, found)
+        if found["watched"]:
+            captured.document["optimizers"] = found["watched"]
         captured.save(str(folder() / "model.json"))
         for text in captured.notes:
             note(text)
@@ -55,6 +57,8 @@ def write(root, found: dict, call: dict) -> dict | None:
         config = getattr(module, "config", None)
         if not hasattr(config, "to_dict"):
             raise
+        for optimizer in (found["optimizer"], *found["others"]):
+            optimizer["watched"] = ""  # no room for its steps
         note(f"the model is taken from its config, not from its code: {type(error).__name__}: {error}")
         text = json.dumps(config.to_dict(), default=str)
         with whole_file(folder() / "model-config.json") as file:
@@ -75,14 +79,6 @@ def _captured(module, found, call):
 
     with beside_a_script(values.of):
         return _capture(module, found, call)
-
-
-def _let_go(inputs: list, gone: list) -> None:
-    """Tensors of the batch that nobody has when backward begins: a function made them, and nothing has saved them."""
-    shared = {row.get("alias_of") for row in inputs}
-    for row in inputs:
-        if row["name"] in {f"batch.{number}" for number in gone} - shared:
-            row["held_until"] = "forward"
 
 
 def _capture(module, found, call):
@@ -115,15 +111,14 @@ def _capture(module, found, call):
             if len(own.roots) > 1:
                 value, held = module(given)
             else:
-                returned: list = []  # what the next forward still finds is held behind this one's backward, by whatever names
-                if found["keeps_outputs"]:
-                    module.register_forward_hook(lambda module, args, out: returned.append(out))
-                held, value = own.again([module], given)
+                # What the next forward still finds is held behind this one's backward, by whatever names.
+                held, value = own.again([module], given, found["keeps_outputs"] and found["keeps_returned"])
             value.backward()
 
         try:
             captured = capture_step(module, again, list(given), mixed_precision=precision or None, strict=False, name=found["model_class"], device="fake")
-            _let_go(captured.document["inputs"], own.gone or [])
+            for place in own.let_go:
+                _mark_let_go(captured.document["inputs"], f"batch.{place}" if len(given) > 1 else "batch")
             return captured
         except Exception as error:
             note(f"what the script does behind its model cannot be run again ({type(error).__name__}: {error}): {_STANDS.get(found['loss']['kind'], 'a mean')} stands for it")
@@ -131,6 +126,13 @@ def _capture(module, found, call):
         note(f"what the script does behind its model cannot be run again ({script_step.why_not()}): {_STANDS.get(found['loss']['kind'], 'a mean')} stands for it")
     return capture_step(module, step, args, kwargs, mixed_precision=precision or None, strict=False, name=found["model_class"],
                         device="fake")  # the script's own process is the virtual device's
+
+
+def _mark_let_go(inputs: list[dict], name: str) -> None:
+    """Nobody holds it when backward begins: an argument that the loop made in the call, a state that the step has put another in the place of."""
+    for row in inputs:
+        if row["name"] == name and "alias_of" not in row and all(each.get("alias_of") != name for each in inputs):
+            row["held_until"] = "forward"
 
 
 def _loss_of(result, loss: dict):
@@ -161,17 +163,25 @@ def _precision(found: dict) -> dict:
     rows = [unit for unit in found["units"] if unit["modules"] != [""]] or found["units"]
     if not rows:
         return {}
-    usual = collections.Counter(tuple(unit[key] for key in _PRECISION) for unit in rows).most_common(1)[0][0]
+    counts: collections.Counter = collections.Counter()
+    for unit in rows:  # by elements: FSDP1 makes a unit of every batch norm, which stays as it is
+        counts[tuple(unit[key] for key in _PRECISION)] += unit["numel"]
+    usual = counts.most_common(1)[0][0]
     precision = {key: value for key, value in zip(_PRECISION, usual) if value != "none"}
     outermost = [unit for unit in rows if not any(unit["modules"][0].startswith(f"{other['modules'][0]}.") for other in rows)] if found["roots"] > 1 else []
     casts = [name for unit in rows if unit["cast_forward_inputs"] for name in unit.get("casts_at", unit["modules"]) if name]
     if found["runtime"] == "fsdp1":
         casts += [unit["modules"][0] for unit in outermost if unit["cast_root_forward_inputs"]]
     whole = next((unit for unit in found["units"] if "" in unit["modules"]), None)
+    if whole is not None and found["roots"] == 1:  # what the model returns is the root's to cast
+        precision.pop("output", None)
+        precision |= {"output": whole["output"]} if whole["output"] != "none" else {}
     key = "cast_root_forward_inputs" if found["runtime"] == "fsdp1" else "cast_forward_inputs"
     precision["root"] = whole is not None and whole[key]
-    if outermost:
-        precision["parts"] = {unit["modules"][0]: tuple(None if unit[key] == "none" else unit[key] for key in ("param", "buffer")) for unit in outermost}
+    differ = [unit for unit in rows if found["runtime"] == "fsdp1" and any(unit[key] != value for key, value in zip(("param", "buffer"), usual))]
+    if outermost or differ:
+        own = sorted((outermost if not differ else rows), key=lambda unit: -len(unit["modules"][0]))  # the innermost first
+        precision["parts"] = {unit["modules"][0]: tuple(None if unit[key] == "none" else unit[key] for key in ("param", "buffer")) for unit in own}
     return precision | ({"units": casts} if casts else {})
 
 
@@ -220,6 +230,11 @@ def unsharded(root, call: dict, whole: bool = True):
     """The module tree on the meta device, whole parameters, without FSDP's classes, wrappers and hooks. `call`: what is copied, with its
     replaced_forwards() and modes(); `whole`: buffers that ranks share parts of are whole too."""
     return _Copier(root, call, whole).module(root)
+
+
+def _keeps_precision(hook) -> bool:
+    """FSDP1's own around what it leaves out of mixed precision (batch norms): they cast what comes in and goes out."""
+    return getattr(hook, "__qualname__", "").startswith("_override_module_mixed_precision.")
 
 
 def _is_of_others(hook) -> bool:
@@ -314,9 +329,9 @@ class _Copier:
         hooks = module._forward_pre_hooks if "_pre_" in key else module._forward_hooks
         for number, value in table.items():
             hook = hooks.get(number)
-            if hook is None or _is_of_others(hook):
+            if hook is None or _is_of_others(hook) and not _keeps_precision(hook):
                 continue
-            kept[number] = value if value is not hook else self._rebound(hook) if isinstance(hook, types.FunctionType) else self._plain(hook)
+            kept[number] = value if value is not hook or _keeps_precision(hook) else self._rebound(hook) if isinstance(hook, types.FunctionType) else self._plain(hook)
         return kept
 
     def _replace_forward(self, twin, function):

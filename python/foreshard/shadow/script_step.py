@@ -129,11 +129,6 @@ def has(module) -> bool:
     return _tape is not None and _tape.has(module)
 
 
-def backward_begins() -> None:
-    if _tape is not None:
-        _tape.backward_begins()
-
-
 def given_storages() -> set:
     return set() if _tape is None else _tape.given_storages()
 
@@ -141,6 +136,10 @@ def given_storages() -> set:
 def storages() -> set:
     """Addresses of all that the step was given or has made, as far as it is there."""
     return set() if _tape is None else _tape.storages()
+
+
+def held() -> list:
+    return [] if _tape is None else [each() for each in _tape.held if each() is not None]
 
 
 def gathers_outputs() -> bool:
@@ -198,7 +197,13 @@ def leaves(tree) -> list:
 def _plain(tensor) -> bool:
     import torch
 
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and not beside.is_transformed(tensor)
+
+
+def _weak_storage(tensor):
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return StorageWeakRef(tensor.untyped_storage()) if _plain(tensor) else None
 
 
 def _autocast(torch) -> tuple:
@@ -213,8 +218,9 @@ class Tape:
         self.broken = ""
         self.given: list = []  # tensors that the step did not make, without storage
         self._addresses: list = []  # of their storages
-        self._givers: list = []  # weak references to them
-        self.gone: list | None = None  # which of them nobody has any more when backward begins
+        self._storages: list = []  # weak references to these
+        self.let_go: list[int] = []  # those that nobody holds when backward begins, by their places in `given`
+        self.held: list = []  # weak references to what was made of the model's outputs and has a name when backward begins
         self._rows: list[tuple] = []
         self._mode = mode
         self._slots: dict[int, tuple[_Slot, weakref.ref]] = {}
@@ -334,21 +340,18 @@ class Tape:
         if self._over or self.paused or not self._trains:  # gradients of outputs alone (GradCache): the model's backward comes
             return
         self.close()
+        self.let_go = [place for place, each in enumerate(self._storages) if each is not None and each.expired()]
         slot = self._slots.get(id(loss))
         if slot is None or slot[0].index not in self._derived:
             self.broken = self.broken or "its loss was not made from the model's outputs by functions of PyTorch"
             return
         held = _named_tensors()
+        self.held = [alive for key, (each, alive) in self._slots.items() if key in held and each.index in self._derived]
         for key, (each, alive) in list(self._slots.items()):
             if key not in held and key != id(loss):
                 self._rows.append(("drop", each.index))
         self._rows.append(("backward", slot[0].index))
         self.whole = not self.broken
-
-    def backward_begins(self) -> None:
-        """The script, or autograd, still has what it has saved of the batch, or has let go of it."""
-        if self.gone is None:
-            self.gone = [number for number, giver in enumerate(self._givers) if giver() is None]
 
     def given_storages(self) -> set:
         return set(self._addresses)
@@ -359,9 +362,9 @@ class Tape:
 
     # ---- again
 
-    def again(self, modules, given):
+    def again(self, modules, given, keeps_returned: bool = False):
         """The step up to its loss, on the roots as they were before they were sharded; what it holds until backward is over, and the loss."""
-        player = _Player(modules, given)
+        player = _Player(modules, given, keeps_returned)
         player.play(self._rows)
         return player, player.loss
 
@@ -388,11 +391,14 @@ class Tape:
             return self._slots[id(leaf)][0]
         if (own := self._own(leaf)) is not None:
             return own
+        if beside.is_transformed(leaf):
+            self.broken = self.broken or "torch.func transforms what it is called with"
+            return None
         if not _plain(leaf):
             self.broken = self.broken or f"it works on a {type(leaf).__name__}"
         slot = self._new_slot(leaf)
         self._addresses.append(beside.address_of(leaf))
-        self._givers.append(weakref.ref(leaf))
+        self._storages.append(_weak_storage(leaf))
         with torch._C.DisableTorchFunction():
             given = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
         # A gradient penalty's input; other modules' parameters are no part of this model.
@@ -417,7 +423,7 @@ class Tape:
         """Tensors that were first seen since."""
         for key in self._slots.keys() - known:
             self._slots.pop(key)
-        del self.given[given:], self._addresses[given:], self._givers[given:]
+        del self.given[given:], self._addresses[given:], self._storages[given:]
 
     def _slot_of_result(self, tensor, derived: bool) -> _Slot:
         slot = self._slots[id(tensor)][0] if id(tensor) in self._slots else self._new_slot(tensor)
@@ -500,10 +506,11 @@ def _named_tensors() -> set[int]:
 class _Player:
     """Plays rows; holds a tensor until its row says that the script let go of it."""
 
-    def __init__(self, modules, given):
+    def __init__(self, modules, given, keeps_returned: bool):
         import torch
 
         self._modules, self._tensors, self._cast, self.loss = modules, dict(given), None, None
+        self._returned: list | None = [] if keeps_returned else None
         given.clear()  # a batch that no name holds goes when the rows say so
         self._outside = _autocast(torch)
 
@@ -527,6 +534,8 @@ class _Player:
         args, kwargs = tree_map(self._unpacked, packed)
         with torch.set_grad_enabled(grad):
             result = (self._unpacked(function) if kind == "forward" else function)(*args, **kwargs)
+        if kind == "forward" and self._returned is not None:
+            self._returned.append(result)
         for slot, tensor in zip(slots, leaves(result)):
             self._tensors[slot.index] = tensor
 

@@ -12,6 +12,7 @@ import weakref
 from . import beside, float8, loss, model, names, own_parts, report, script_step, sequence, steps, tensor_plan, turns, units
 from .hooks import after_import
 from .notes import note
+from .optimizers import memory
 from .reads import values
 
 _roots: list = []  # weak references to modules that FSDP or DDP was put on, outermost last
@@ -25,6 +26,7 @@ _gradients: dict = {}  # of a later step: whether there are any when its forward
 _together = None
 _plain: dict = {"ends": lambda: None}
 _in_training_mode = False  # a root has run in it
+_have_trained: weakref.WeakSet = weakref.WeakSet()  # roots that have
 _found: dict | None = None
 _settings: list[dict] = []  # by turn, at the end
 
@@ -281,7 +283,7 @@ def _root_runs(module, args, kwargs) -> bool:
     if torch._C._current_graph_task_id() != -1:  # backward runs it again
         return False
     if not torch.is_grad_enabled() or not _may_train(module):
-        if not module.training and _in_training_mode and steps.between() and script_step.has(module):
+        if not module.training and module in _have_trained and steps.between() and script_step.has(module):
             note("forwards without gradients behind the backward of a step (an evaluation) are no part of the plan; the figures of the step have their memory")
         return script_step.root_begins_aside(module, args, kwargs)
     if steps.root_forward():
@@ -311,12 +313,12 @@ def _may_train(module) -> bool:
         script_step.forget()
         loss.forget()
     _in_training_mode = True
+    _have_trained.add(module)
     return True
 
 
 def backward_begins() -> None:
     root = _root()
-    script_step.backward_begins()
     if steps.is_first():
         beside.backward_begins(root, script_step.storages())
     if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and (not steps.is_first() or turns.count()):
@@ -482,7 +484,7 @@ def _replicates_parts(optimizer) -> bool:
 
 def _frozen(root) -> list[str]:
     root = root.module if type(root).__name__ == "DistributedDataParallel" else root
-    return [] if root is None else [names.clean(name) for name, p in root.named_parameters() if not p.requires_grad]
+    return [] if root is None else [name for inside, p in turns.named(root) for name in inside if not p.requires_grad]
 
 
 def _batch(torch) -> dict:
@@ -520,6 +522,7 @@ def finish() -> None:
         if _found is None:
             continue
         _finish(turn)
+        _found.pop("watched", None)
         if turn and _found["model"] is not None:
             _found["model"] = model.name_by_turn(_found["model"], turn)
         _settings.insert(0, _found)
@@ -528,8 +531,11 @@ def finish() -> None:
 def _tell_optimizers(turn: int, roots_optimizers: list) -> None:
     root, first = _root(), _optimizer_of_step() if _optimizer_of_step is not None else None
     _found["optimizer"]["states"] = _states(first)
+    rows = {} if "in_backward" in _found["optimizer"]["impl"] else memory.found([first, *(each for each in roots_optimizers if each is not first)])
+    _found["watched"] = [row for _, row in rows.values()]
+    _found["optimizer"]["watched"] = rows.get(id(first), ("",))[0]
     others, _found["waiting"] = ([], []) if "in_backward" in _found["optimizer"]["impl"] else turns.parts(root, first, roots_optimizers)
-    _found["others"] = [_optimizer(each) | {"states": _states(each), "params": names_} for each, names_ in others]
+    _found["others"] = [_optimizer(each) | {"states": _states(each), "params": names_, "watched": rows.get(id(each), ("",))[0]} for each, names_ in others]
 
 
 def _finish(turn: int) -> None:
@@ -543,14 +549,15 @@ def _finish(turn: int) -> None:
     _found["zero_grad"] = _zero_grad()
     stepped = _optimizers_of(_root(), turn)
     _tell_optimizers(turn, stepped)
-    _found["beside"] = beside.found(_root(), script_step.given_storages(), stepped, _gradients.get("behind", {}))
+    total, later = beside.found(_root(), script_step.given_storages(), stepped, _gradients.get("behind", {}))
+    _found["beside"], _found["beside_later"] = total - later, later
     _found["allocator"] = _allocator()
     _found["clip"] = _clip or 0.0
     _found["scaler"] = _scaler
     done = turns.steps_of(turn)
     _found["checkpointed"] = {name: row | {"calls": row["calls"] // (done * len(passes))} for name, row in _checkpointed.items()}
     _found["loss"] = loss.found()
-    _found["keeps_outputs"] = loss.kept()
+    _found["keeps_outputs"], _found["keeps_returned"] = loss.kept(), loss.kept_returned()
     own_parts.tell_flat(_found["units"])
     if not own_parts.stand_alone(_root()):
         note("experts' rows that the script's own code sends to other ranks, beside layers that are cut over tensor ranks: not planned")

@@ -20,6 +20,7 @@ from typing import Any, Callable, NamedTuple
 from . import STEPS, device, report
 from .hooks import after_import
 from .notes import note
+from .optimizers import memory
 from .reads import values
 
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
@@ -144,7 +145,7 @@ class _Steps:
         self._parameters: set[int] = set()  # ids of those that any has stepped
         self.is_first = True
         self._told = False  # the watcher, of the first optimizer
-        self._trains = False  # a backward has begun
+        self._backwards = 0  # that have begun
         self._on_host: set[int] = set()  # parameters that an optimizer steps there
         self._forward_hook = None
         self._reset = None
@@ -186,7 +187,7 @@ class _Steps:
 
         @functools.wraps(inner)
         def run(*args, **kwargs):
-            self._trains = True
+            self._backwards += 1
             with values.in_backward():
                 return inner(*args, **kwargs)
 
@@ -197,9 +198,11 @@ class _Steps:
             self._close()
         if self.is_first and not self._stepped and self.passes:  # else its closure runs the model
             self._tell(optimizer)
+        memory.begins(optimizer, self._backwards)
 
     def _after(self, optimizer, args, kwargs):
-        if not self._trains:
+        memory.ends(optimizer, self._backwards)
+        if not self._backwards:
             note("what an optimizer did before the first backward belongs to the set-up: its states are there in the first step, in which the plan "
                  "makes them")  # fmt: skip
             return
@@ -263,7 +266,7 @@ class _Steps:
         turn = next((i for i, each in enumerate(self._turns) if not each.isdisjoint(self._stepped)), len(self._turns))
         if turn and turn == len(self._turns):
             note("optimizers step in turns, each behind a loss and a backward of its own (a GAN's generator and discriminator): every turn counts "
-                 "as a step, and has a plan of its own; what other turns keep lies beside it, in its first step too, where it is not there yet")  # fmt: skip
+                 "as a step, and has a plan of its own; what other turns keep lies beside it")  # fmt: skip
         row = self._stepped_row if last else self._row()
         self._last_ns += row["virtual_ns"]
         self.figures.append(row | {"turn": turn})
@@ -338,6 +341,7 @@ def in_backward() -> bool:
 
 
 _process = os.getpid()
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def _watch_errors() -> None:
@@ -362,8 +366,9 @@ def _watch_errors() -> None:
             _watcher.finish()
             report.end(4)
         line = ""
-        while trace is not None:
-            line = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        while trace is not None:  # what watches is on the way of every call
+            file = trace.tb_frame.f_code.co_filename
+            line = line if line and file.startswith(_OWN) else f"{file}:{trace.tb_lineno}"
             trace = trace.tb_next
         report.failure("script", f"the script ended by {name}: {value}", f"raised at {line}")
         _state._ended = True

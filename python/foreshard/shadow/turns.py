@@ -100,7 +100,7 @@ def steps_of(turn: int) -> int:
 # ---------------------------------------------------------------------------------------------------- parameters of optimizers
 
 
-def _named(root) -> list[tuple[list[str], object]]:
+def named(root) -> list[tuple[list[str], object]]:
     """Parameters as an optimizer gets them, with the names of what is in each: several in FSDP1's flat ones. A root that nothing reshards has
     others in their places between its forward and its backward."""
     rows, known = [], set()
@@ -147,7 +147,7 @@ def parts(root, first, stepped: list) -> tuple[list[tuple[object, list[str]]], l
     """Of a step in which `stepped` step, `first` as the job's own: the others with what they step, and what none of them does."""
     if root is None or first is None:
         return [], []
-    rows = _named(root)
+    rows = named(root)
     everything = {name for names, _ in rows for name in names}
     own = set().union(*(_ids(each) for each in stepped)) if stepped else set()
     if not any(id(p) in own for _, p in rows):  # it has copies
@@ -164,7 +164,7 @@ def parts(root, first, stepped: list) -> tuple[list[tuple[object, list[str]]], l
 def gradients_of_others(root, optimizer) -> list[tuple]:
     """Gradients on the device that this turn's optimizer does not step, as its backward begins: another turn's, that nobody has cleared."""
     own = _ids(optimizer) if optimizer is not None else set()
-    grads = [p.grad for _, p in _named(root) if p.grad is not None and id(p) not in own] if root is not None else []
+    grads = [p.grad for _, p in named(root) if p.grad is not None and id(p) not in own] if root is not None else []
     local = [each._local_tensor if hasattr(each, "_local_tensor") else each for each in grads]
     return [(weakref.ref(each), each._version, *_storage(each)) for each in local if each.is_cuda]
 

@@ -48,7 +48,7 @@ def _unit1(name: str, module) -> dict:
         "forward_prefetch": bool(module.forward_prefetch), "limit_all_gathers": bool(module.limit_all_gathers),
         "use_orig_params": bool(module._use_orig_params), "shard_group": module.process_group.size(),
         "replicas": module._inter_node_pg.size() if "HYBRID" in module.sharding_strategy.name else 1,
-        "parameters": 0 if handle is None else len(handle.flat_param._shapes),
+        "parameters": 0 if handle is None else len(handle.flat_param._shapes), "numel": 0 if handle is None else sum(handle.flat_param._numels),
         "forward": [], "backward": [], "shard_dim": {}, "expert_parallel": 1,
         "tensor_parallel": max((part.mesh.size() for part in getattr(getattr(handle, "flat_param", None), "_param_extensions", ()) if part is not None), default=1),
     }  # fmt: skip
@@ -218,7 +218,7 @@ def _unit2(state, called, twice) -> dict:
         "reshard_after_forward": group is not None and _reshards(group), "param": _dtype(policy.param_dtype), "reduce": _dtype(policy.reduce_dtype), "buffer": "none",
         "output": _dtype(policy.output_dtype), "cast_forward_inputs": policy.cast_forward_inputs,
         "cpu_offload": group is not None and hasattr(group.offload_policy, "pin_memory"),
-        "shard_group": 0 if mesh is None else getattr(mesh, "shard_mesh_size", 1), "replicas": 1 if group is None else _replicas_of(group), "parameters": len(parameters), "forward": names_of(state._states_to_forward_prefetch),
+        "shard_group": 0 if mesh is None else getattr(mesh, "shard_mesh_size", 1), "replicas": 1 if group is None else _replicas_of(group), "parameters": len(parameters), "numel": sum(p._orig_size.numel() for p in parameters), "forward": names_of(state._states_to_forward_prefetch),
         "backward": names_of(state._states_to_backward_prefetch), "shard_dim": dims,
         "casts_at": [names.beside_wrapper(name) for name in wrapped],
         **tensor_plan.over(parameters, mesh.mesh if mesh is not None else None),

@@ -7,6 +7,7 @@
 
 #include "core/plan/units/unit_selection.h"
 #include "core/runtime_layouts.h"
+#include "sim/play/initialisation.h"
 
 namespace foreshard {
 namespace {
@@ -47,7 +48,7 @@ OptimizerSteps::OptimizerSteps(PlayContext& context)
     : OptimizerSteps(context, local_params(context.plan, context.model, context.job)) {}
 
 OptimizerSteps::OptimizerSteps(PlayContext& context, const std::vector<LocalParam>& params)
-    : context_(context), optimizer_(context.job, params) {
+    : context_(context), optimizer_(context.job, params, Stream::D, &context.model) {
   const Job& job = context.job;
   std::vector<LocalParam> ignored;
   std::copy_if(params.begin(), params.end(), std::back_inserter(ignored), [](const auto& p) { return p.unit < 0; });
@@ -73,7 +74,7 @@ void OptimizerSteps::make_parts(const std::vector<LocalParam>& params) {
   for (std::size_t i = 0; i < of.size(); ++i) {
     if (i > 0 && !train.optimizer_parts[i - 1].steps) continue;
     job.train.optimizer = i == 0 ? train.optimizer : train.optimizer_parts[i - 1].options;
-    parts_.emplace_back(job, std::move(of[i]));
+    parts_.emplace_back(job, std::move(of[i]), Stream::D, &context_.model);
   }
 }
 
@@ -89,7 +90,8 @@ bool OptimizerSteps::keeps_to_compute(const Instruction& i) const {
   const bool whole = i.kind == InstructionKind::Clip || (i.kind == InstructionKind::OptimizerStep && !i.name.valid() &&
                                                          !i.buffer.param.valid() && i.stream == Stream::D);
   return whole && !i.on_host && context_.plan.runtime != Runtime::Fsdp1 && !in_backward_ && !beside_muon_ &&
-         is_elementwise(options.name) && !context_.device.cost.work().measured() && parts_.empty();
+         is_elementwise(options.name) && !context_.device.cost.work().measured() && parts_.empty() &&
+         context_.job.train.beside_later == 0;
 }
 
 bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
@@ -108,6 +110,12 @@ bool OptimizerSteps::step(const Instruction& i, const ActivitySpan& what) {
   return (beside_muon_ ? *beside_muon_ : optimizer_).step(device, what, i.on_host);
 }
 
+bool OptimizerSteps::bring_later() {
+  const Bytes later = has_later_ ? 0 : context_.job.train.beside_later;
+  has_later_ = true;
+  return hold_beside(context_.device, later);
+}
+
 bool OptimizerSteps::play(const Instruction& i) {
   Device& device = context_.device;
   const ActivitySpan what = context_.span_of(i, SpanKind::Optimizer);
@@ -117,7 +125,7 @@ bool OptimizerSteps::play(const Instruction& i) {
     case InstructionKind::ScaleLoss: ok = optimizer_.scale_loss(device, what); break;
     case InstructionKind::Unscale: ok = optimizer_.unscale(device, what, i.on_host); break;
     case InstructionKind::UpdateScale: optimizer_.update_scale(device, what); break;
-    case InstructionKind::OptimizerStep: ok = step(i, what); break;
+    case InstructionKind::OptimizerStep: ok = step(i, what) && bring_later(); break;
     default:
       if (i.numel > 0 && !i.on_host) optimizer_.zero(device, what);
       break;

@@ -29,8 +29,11 @@ class OptimizerSteps {
   void make_parts(const std::vector<LocalParam>& params);
   bool stepped_in_backward(const Instruction& i) const;
   bool step(const Instruction& i, const ActivitySpan& what);
+  /// train.beside_later, once.
+  bool bring_later();
 
   PlayContext& context_;
+  bool has_later_ = false;
   OptimizerState optimizer_;
   std::vector<OptimizerState> parts_;           // where several step, or some parameters wait: one for each that steps
   std::optional<StepsInBackward> in_backward_;  // where the job asks for it

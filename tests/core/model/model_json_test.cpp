@@ -61,6 +61,21 @@ Error error_of(const Json& json) {
   return model ? Error{} : model.error();
 }
 
+TEST(ModelJson, StepsOfOptimizersThatWereSeenMakeTheRoundTrip) {
+  Json document = Json::parse(kProgram);
+  document["optimizers"] = Json::parse(
+      R"([{"name": "Own", "params_bytes": 64, "first": {"there": 0, "events": [512, 64, -1]}, "steady": {"there": 1, "events": [512, -2]}}])");
+  const auto model = parse_model_json(document.dump(), "model.json");
+  ASSERT_TRUE(model) << to_text(model.error());
+  ASSERT_EQ(model->optimizers.size(), 1u);
+  EXPECT_EQ(model->optimizers[0].steady, (WatchedStep{1, {512, -2}}));
+  EXPECT_EQ(*parse_model_json(write_model_json(*model), "model.json"), *model);
+  document["optimizers"][0]["first"]["events"][1] = 0;
+  const auto wrong = parse_model_json(document.dump(), "model.json");
+  ASSERT_FALSE(wrong);
+  EXPECT_EQ(wrong.error().place, "optimizers[0].first.events");
+}
+
 TEST(ModelJson, EqualValueEqualBytes) {
   for (const char* text : {kToy, kProgram, kFacts}) {
     const auto model = parse_model_json(text, "model.json");

@@ -60,6 +60,22 @@ Kept kept(std::optional<Hold::Until> until) {
   return out;
 }
 
+TEST(KeptOutputs, AnInputThatNobodyHoldsIsGoneWhenBackwardBegins) {
+  const Job job = two_steps();
+  Prepared prepared = prepare(job).value();
+  const auto played = [&] {
+    return simulate(prepared.plan, prepared.model, prepared.lowered, job, prepared.profile, {}).value();
+  };
+  const Prediction held = played();
+  ValueInfo& input = prepared.model.values[prepared.model.inputs[0].index()];
+  input.held.until = Hold::Until::Forward;
+  const Prediction let_go = played();
+  const Bytes bytes = round_up(numel_of(input.shape) * itemsize(input.dtype), 512);
+  EXPECT_EQ(of_phase(let_go, 1, "forward").end, of_phase(held, 1, "forward").end);
+  EXPECT_EQ(of_phase(let_go, 1, "backward").end, of_phase(held, 1, "backward").end - bytes);
+  EXPECT_EQ(of_phase(let_go, 1, "optimizer").end, of_phase(held, 1, "optimizer").end);
+}
+
 TEST(KeptOutputs, AreThereUntilTheNextForwardHasReturned) {
   constexpr Bytes kLoss = 512;  // a block
   EXPECT_EQ(held(true, 0, "forward").peak, held(false, 0, "forward").peak);

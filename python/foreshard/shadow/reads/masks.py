@@ -1,4 +1,4 @@
-"""Rows that a mask on the device chooses, whose values nobody has computed: all of them, the most that it can choose."""
+"""Rows that a mask on the device chooses: those that it says where its values are known, else all of them, the most that it can choose."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _indices(torch) -> None:
     def places(keys, rows_of):
         chosen: list = []
         for k in keys:
-            if (mask := values.chosen(k)) is not None and mask.dtype in masked:
+            if (mask := values.mask(k)) is not None and mask.dtype in masked:
                 chosen += _columns(torch, mask, k.device)
             elif is_mask(k):
                 chosen += [torch.zeros(rows_of(k), dtype=torch.int64, device=k.device) for _ in range(k.dim())]
@@ -70,9 +70,9 @@ def _places(torch) -> None:
     count = torch.nonzero
 
     def rows(tensor):
-        if (mask := values.chosen(tensor)) is not None:
+        if (mask := values.mask(tensor)) is not None:
             _waits(torch, count, tensor)
-            return _known(torch, _places_in(torch, mask), tensor.device)
+            return _known(torch, mask, tensor.device)
         note(NOTE)
         _waits(torch, count, tensor)
         return torch.zeros(tensor.dim(), tensor.numel(), dtype=torch.int64, device=tensor.device).t()  # as CUDA's lie
@@ -119,7 +119,7 @@ def _selections(torch) -> None:
             if more or not _is_of_device(torch, input) or not _is_of_device(torch, mask):
                 return inner(input, mask, **more)
             shape = torch.broadcast_shapes(input.shape, mask.shape)
-            if (known := values.chosen(mask)) is not None:
+            if (known := values.mask(mask)) is not None:
                 _waits(torch, inner, input, mask)
                 return input.expand(shape)[_columns(torch, known.expand(shape), mask.device)]
             note(NOTE)
@@ -141,14 +141,15 @@ def _places_in(torch, mask):
         return torch._C._VariableFunctions.nonzero(mask)
 
 
-def _known(torch, places, device):
+def _known(torch, mask, device):
+    places = _places_in(torch, mask)
     made = torch.zeros(places.shape[::-1], dtype=torch.int64, device=device).t()  # as CUDA's lie
-    values.give_chosen(made, places)
+    values.give_places(made, places, mask)
     return made
 
 
 def _columns(torch, mask, device) -> tuple:
-    return _known(torch, _places_in(torch, mask), device).unbind(1)
+    return _known(torch, mask, device).unbind(1)
 
 
 def _waits(torch, count, *given) -> None:

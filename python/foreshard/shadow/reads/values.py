@@ -138,6 +138,20 @@ def chosen(tensor):
     return told(mirror) if mirror is not None and hasattr(mirror, "is_chosen") else None
 
 
+def mask(tensor):
+    """The mirror of a mask whose values are known, by choices or from the host; None otherwise. While the model's copy runs its capture chooses."""
+    mirror = chosen(tensor)
+    return of(tensor) if mirror is None and type(tensor).__name__ != "FakeTensor" else mirror
+
+
+def give_places(tensor, mirror, of_mask) -> None:
+    """`tensor` has the places that a mask chooses."""
+    if type(tensor).__name__ == "FakeTensor" or hasattr(of_mask, "is_chosen"):
+        give_chosen(tensor, mirror)
+    else:
+        _mirrors.give(tensor, mirror, False)
+
+
 def told(mirror):
     """A mirror that the host reads, or None."""
     if mirror is not None and hasattr(mirror, "is_chosen"):
@@ -169,6 +183,8 @@ class Mirrors:
         name = getattr(func, "__name__", "")
         if self._known and (kept := _SIZES_BEHIND.get(name)) is not None:
             args, kwargs = (*args[:kept], *self._numbers(args[kept:])), self._numbers(kwargs)
+        if self._known and name == "ctc_loss":
+            args, kwargs = (*args[:2], *map(self._on_host, args[2:])), {key: self._on_host(each) for key, each in kwargs.items()}
         result = func(*args, **kwargs)
         if type(result) is self._torch.Tensor and result.dtype not in self._kinds and result.is_cuda and not self._is_counted(name, args, result):
             return result  # most of them
@@ -323,6 +339,14 @@ class Mirrors:
 
     def _is_on_host(self, result) -> bool:
         return type(result) is self._torch.Tensor and result.device.type == "cpu"
+
+    def _on_host(self, given):
+        """Lengths that a function of PyTorch's brings to the host itself, where Python is not asked (ctc_loss)."""
+        mirror = told(self.of(given))
+        if mirror is None:
+            return given
+        self._torch._C.TensorBase.cpu(given)  # the host waits
+        return mirror.clone()
 
     def _numbers(self, given):
         """Tensors of no dimension as the numbers that a function of sizes reads in them. The host waits for each."""

@@ -1,0 +1,1 @@
+"""What the script's optimizers do to memory."""
