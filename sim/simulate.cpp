@@ -28,9 +28,6 @@ constexpr int kMostIterations = 1000;
 constexpr std::size_t kMostSettling = 64, kLeastSettling = 8;  // iterations beyond the plan's ...
 constexpr std::size_t kSettlingInstructions = 65536;           // ... as many as these make
 
-Estimate around(double value, double interval) { return {value, value / (1 + interval), value * (1 + interval)}; }
-
-/// The same with another upper half.
 Estimate around(double value, double below, double above) { return {value, value / (1 + below), value * (1 + above)}; }
 
 /// CUDA context and communicators; cuBLAS's workspaces come from the allocator. Wide: drivers and NCCL settings differ.
