@@ -409,6 +409,14 @@ class Simulation {
     return std::hypot(profile_.interval, std::max(slower, 0.0));
   }
 
+  /// Of the step that is told: what was found of the last one, in proportion.
+  BetweenNodes between_nodes(double step) const {
+    BetweenNodes found = find_between_nodes(device_.activity, played_.back().begin, last_end_);
+    const auto last = static_cast<double>(prediction_.iterations.back().step_time);
+    found.step_at_half = static_cast<SimDuration>(static_cast<double>(found.step_at_half) * step / last);
+    return found;
+  }
+
   /// The last one. Where the allocator never comes to rest, most often because it alternates between two states, the
   /// mean of the last two.
   double told_step() const {
@@ -422,8 +430,7 @@ class Simulation {
     if (prediction_.iterations.empty()) return;
     const double step = told_step();
     if (step <= 0) return;
-    if (!prediction_.unfinished)
-      prediction_.between_nodes = find_between_nodes(device_.activity, played_.back().begin, last_end_);
+    if (!prediction_.unfinished) prediction_.between_nodes = between_nodes(step);
     const double interval = profile_.interval, longer = longer_by(step);
     prediction_.step_time_ns = around(step, interval, longer);
     const int micro_batches = plan_.iterations.empty() ? 1 : std::max(plan_.iterations.back().micro_batches, 1);

@@ -11,10 +11,6 @@
 namespace foreshard::cli {
 namespace {
 
-// A card's profile with the kernels of then, and on a board of four cards, where one is shipped.
-constexpr const char* kOld = "-2023";
-constexpr const char* kBoardOfFour = "-x4";
-
 constexpr std::int64_t kNumerator = 3;  // of 1/3: what recomputing everything adds to a step's operations
 
 bool starts(const std::string& text, std::string_view word) { return text.starts_with(word); }
@@ -343,8 +339,11 @@ class JobWriter {
   void cluster() {
     ClusterOptions& cluster = made_.job.cluster;
     const bool of_four = code_.boards_of_four || (run_.gpus_per_node == 4 && run_.gpus > 4);
-    const std::string other = code_.old_kernels ? run_.gpu + kOld : of_four ? run_.gpu + kBoardOfFour : run_.gpu;
-    cluster.profile = load_profile(other) ? other : run_.gpu;
+    if (code_.old_kernels)
+      cluster.profile = profile_variant(run_.gpu, kOldKernels);
+    else
+      cluster.profile = of_four ? profile_variant(run_.gpu, kBoardOfFour) : "";
+    if (cluster.profile.empty()) cluster.profile = run_.gpu;
     cluster.world_size = run_.gpus;
     cluster.ranks_per_node = run_.gpus_per_node > 0 ? run_.gpus_per_node : 8;
     made_.network_gb_per_s = network_of(run_);

@@ -47,7 +47,7 @@ bool keeps_parameters(const FsdpOptions& fsdp) {
 }
 
 void add_resharding(List& list, const Job& job) {
-  if (job.cluster.init == "device" && job.fsdp.runtime != Runtime::None) {
+  if ((job.cluster.init.starts_with("device") || job.cluster.init == "parts") && job.fsdp.runtime != Runtime::None) {
     list.add("make parameters on the meta device", {"cluster.init=meta"}, [](Job& j) { j.cluster.init = "meta"; });
   }
   if (job.fsdp.runtime == Runtime::None && job.cluster.world_size > 1) {

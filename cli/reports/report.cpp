@@ -398,9 +398,7 @@ void PredictionText::warnings() {
 std::string PredictionText::board_of_four() const {
   const ClusterOptions& cluster = s_.job.cluster;
   if (cluster.ranks_per_node != 4 || cluster.world_size <= 4 || s_.profile.fabric != Fabric::Switch) return "";
-  const std::string board = s_.profile.id + "-x4";
-  const std::vector<std::string> known = known_profiles();
-  return std::find(known.begin(), known.end(), board) != known.end() ? board : "";
+  return profile_variant(s_.profile.id, kBoardOfFour);
 }
 
 void PredictionText::basis() {
@@ -455,8 +453,8 @@ void PredictionText::network() {
   if (!has_time() || static_cast<double>(at_half) < 1.02 * p_.step_time_ns.value) return;
   wrapped("between nodes",
           fmt::format("{:g} GB/s a card, not measured; at half of it a step would take about {}: the interval is wider "
-                      "for it",
-                      s_.profile.scale_out_gb_per_s, duration_text(static_cast<double>(at_half))));
+                      "for it. What yours gives: links.scale_out_gb_per_s of a profile with base = \"{}\"",
+                      s_.profile.scale_out_gb_per_s, duration_text(static_cast<double>(at_half)), s_.profile.id));
 }
 
 void PredictionText::streams() {

@@ -28,6 +28,13 @@ inline bool shares_samples(const MeshDimension& dimension) {
 /// FSDP shards over the ranks of all dimensions but this one, which holds parameters that are not cut over it on each.
 inline bool stands_beside_fsdp(const MeshDimension& dimension) { return dimension.name == kTensorDimension; }
 
+/// Of the whole model's parameter, of which this is a rank's part.
+inline Shape whole_shape(const ParamInfo& param) {
+  Shape shape = param.shape;
+  if (param.part.dim >= 0) shape[static_cast<std::size_t>(param.part.dim)] = param.part.whole;
+  return shape;
+}
+
 /// The one on which this parameter lies. REQUIRES that it has one.
 inline const MeshDimension& own_dimension(const Model& model, ParamId param) {
   return model.mesh[static_cast<std::size_t>(model.params[param.index()].part.dimension)];

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/adapters/adapted_model.h"
+#include "core/model/mesh_dimension.h"
 #include "core/model/sources/load_model.h"
 #include "core/plan/units/units.h"
 #include "exec/actions/action_runner.h"

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
 #include "core/plan/units/shard_layout.h"
 #include "exec/units/unit_tensors.h"
 
@@ -61,7 +62,9 @@ std::vector<StatePiece> ActionLayout::pieces_in_home(ParamId param) const {
   return pieces_of_whole(source_.model, source_.model.params[param.index()], pieces_of_part(param));
 }
 
-Shape ActionLayout::whole_shape(ParamId param) const { return exec::whole_shape(source_.model.params[param.index()]); }
+Shape ActionLayout::whole_shape(ParamId param) const {
+  return foreshard::whole_shape(source_.model.params[param.index()]);
+}
 
 at::Tensor ActionLayout::own_part(ParamId param, const at::Tensor& whole) const {
   const at::Tensor shaped = whole.view(whole_shape(param));

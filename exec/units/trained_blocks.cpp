@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/job/optimizer_facts.h"
+#include "core/model/mesh_dimension.h"
 #include "core/plan/runtime/muon_params.h"
 #include "core/result.h"
 #include "exec/host/counting_allocator.h"

@@ -40,12 +40,6 @@ bool repeated_on_mesh(const Model& model, const ParamInfo& param) {
   return false;
 }
 
-Shape whole_shape(const ParamInfo& param) {
-  Shape shape = param.shape;
-  if (param.part.dim >= 0) shape[static_cast<std::size_t>(param.part.dim)] = param.part.whole;
-  return shape;
-}
-
 at::Tensor own_part_of(const Model& model, const ParamInfo& param, const at::Tensor& whole) {
   const MeshPart& part = param.part;
   if (part.dim < 0) return whole;

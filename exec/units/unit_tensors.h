@@ -120,9 +120,8 @@ bool repeated_on_mesh(const Model& model, const ParamInfo& param);
 
 /// This rank's part of a whole parameter.
 at::Tensor own_part_of(const Model& model, const ParamInfo& param, const at::Tensor& whole);
-/// Pieces of a rank's part of a parameter as pieces of the whole one, and the shape of that.
+/// Pieces of a rank's part of a parameter as pieces of the whole one.
 std::vector<StatePiece> pieces_of_whole(const Model& model, const ParamInfo& param, std::vector<StatePiece> pieces);
-Shape whole_shape(const ParamInfo& param);
 
 /// Where a parameter lies: in which unit, and there in which place.
 struct ParamPlace {

@@ -83,6 +83,17 @@ class Emitted(FakeGroup):
             params = unit._get_fsdp_state()._fsdp_param_group.fsdp_params
             self.assertEqual([p._module_info.module for p in params], [owner, owner])  # matrix and bias
 
+    def test_a_unit_of_several_modules_comes_behind_what_is_inside_of_any(self):
+        with tempfile.TemporaryDirectory() as folder:
+            module, _, _ = emitted(folder, [])
+        module.UNITS = [["blocks.0.up", "blocks.1"], ["blocks.1.down"], [""]]  # the deeper name first
+        module.RESHARD_AFTER_FORWARD = {"blocks.0.up": True, "blocks.1.down": True}
+        whole = net()
+        sharded = []
+        module.fully_shard = lambda modules, **_: sharded.append(modules)
+        module.shard(whole)
+        self.assertEqual(sharded, [whole.blocks[1].down, [whole.blocks[0].up, whole.blocks[1]], whole])
+
     def test_what_is_kept_over_micro_batches_is_gathered_once(self):
         module, _, _ = self.check("train.micro_batches=2", batches=2)
         self.assertTrue(module.KEPT_OVER_MICRO_BATCHES)

@@ -43,10 +43,13 @@ Result<std::string> find_profile(std::string_view name) {
   std::vector<std::string> meant;
   for (const std::string& id : known)
     if (!name.empty() && id.find(name) != id.npos) meant.push_back(id);
-  // The card itself, where the others are that card on another board or at another time.
-  std::sort(meant.begin(), meant.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
-  const auto is_variant = [&](const std::string& id) { return id.starts_with(meant.front()); };
-  if (!meant.empty() && std::all_of(meant.begin(), meant.end(), is_variant)) return meant.front();
+  // The card itself, where the others are that card on another board or with the kernels of then.
+  for (const std::string& card : meant) {
+    const auto is_it = [&](const std::string& id) {
+      return id == card || id == card + kBoardOfFour || id == card + kOldKernels;
+    };
+    if (std::all_of(meant.begin(), meant.end(), is_it)) return card;
+  }
   if (meant.size() > 1) {
     return fail(usage("several profiles could be meant", fmt::format("one of {}", fmt::join(meant, ", ")), name, ""));
   }

@@ -158,4 +158,11 @@ std::string profile_text(const HardwareProfile& profile);
 Result<HardwareProfile> parse_profile(const std::string& toml, const std::string& file);
 std::vector<std::string> known_profiles();
 
+/// What a card's id ends with where its profile is of four on a board without a switch, or of the kernels of before
+/// mid-2024.
+inline constexpr const char* kBoardOfFour = "-x4";
+inline constexpr const char* kOldKernels = "-2023";
+/// The profile of a card with such an ending; empty: none is shipped.
+std::string profile_variant(const std::string& id, const char* ending);
+
 }  // namespace foreshard

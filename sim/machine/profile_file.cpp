@@ -58,17 +58,23 @@ struct ProfileFile {
   std::string name, text;
 };
 
-/// `text` is a profile id of profiles/ or a path to a file; `place`: the key that says it.
-Result<ProfileFile> find_profile(const std::string& id_or_path, const std::string& file, const std::string& place) {
+/// An id of profiles/ or a path, seen from `folder`; `file` and `place` say who names it.
+Result<ProfileFile> find_profile(const std::string& id_or_path, const std::string& file, const std::string& place,
+                                 const fs::path& folder = {}) {
   std::error_code ignored;
   std::optional<fs::path> found;
-  if (id_or_path.find('/') != std::string::npos || id_or_path.ends_with(".toml")) found = id_or_path;
+  if (id_or_path.find('/') != std::string::npos || id_or_path.ends_with(".toml")) found = folder / id_or_path;
   for (const fs::path& folder : profile_folders()) {
     if (found) break;
     if (fs::path of_id = folder / (id_or_path + ".toml"); fs::is_regular_file(of_id, ignored)) found = of_id;
   }
   if (found) {
     auto text = read_file(*found);
+    if (!text && !file.empty()) {
+      return fail({text.error().code, "the profile that this one is based on cannot be read", file, place,
+                   "the id of a profile, or a path seen from this file", found->string() + ": " + text.error().got,
+                   ""});
+    }
     if (!text) return fail(text.error());
     return ProfileFile{found->string(), std::move(*text)};
   }
@@ -118,17 +124,27 @@ std::optional<Error> lay_on_base(toml::table& root, const std::string& file, int
                  name ? *name : "another type",
                  name ? "a profile cannot be based on itself" : ""};
   }
-  const auto found = find_profile(*name, file, "base");
+  if (!root.contains("id"))
+    return Error{ErrorCode::MissingKey,
+                 "the hardware profile cannot be used",
+                 file,
+                 "id",
+                 "a name of its own",
+                 "nothing",
+                 "what is based on " + *name + " is another machine"};
+  const auto found = find_profile(*name, file, "base", fs::path(file).parent_path());
   if (!found) return found.error();
   auto base = parse(found->text, found->name);
   if (!base) return base.error();
   if (auto error = lay_on_base(*base, found->name, most - 1)) return error;
+  if (const auto alone = read_profile(*base, found->name); !alone) return alone.error();
   root.erase("base");
   toml::table* sources = (*base)["sources"].as_table();
   toml::table said = sources != nullptr ? *sources : toml::table{};
   const toml::table own_sources = root["sources"].is_table() ? *root["sources"].as_table() : toml::table{};
   root.erase("sources");
   lay_over(*base, root, &said);
+  said.erase("all");  // the base's, of its numbers
   lay_over(said, own_sources, nullptr);
   base->insert_or_assign("sources", std::move(said));
   root = std::move(*base);
@@ -162,6 +178,12 @@ std::vector<std::string> known_profiles() {
   std::sort(ids.begin(), ids.end());
   ids.erase(std::unique(ids.begin(), ids.end()), ids.end());
   return ids;
+}
+
+std::string profile_variant(const std::string& id, const char* ending) {
+  const std::vector<std::string> known = known_profiles();
+  const std::string variant = id + ending;
+  return std::find(known.begin(), known.end(), variant) != known.end() ? variant : "";
 }
 
 }  // namespace foreshard

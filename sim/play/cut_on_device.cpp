@@ -6,19 +6,13 @@
 #include <string_view>
 #include <utility>
 
+#include "core/model/mesh_dimension.h"
 #include "sim/play/resident_state.h"
 
 namespace foreshard {
 namespace {
 
 constexpr int kCutting = static_cast<int>(Stream::D);
-
-/// Of all ranks of the dimension that cuts it.
-Shape whole_shape(const ParamInfo& param) {
-  Shape shape = param.shape;
-  if (param.part.dim >= 0) shape[static_cast<std::size_t>(param.part.dim)] = param.part.whole;
-  return shape;
-}
 
 /// distribute_tensor (Shard._shard_tensor): a rank's part is a tensor that is scattered to. What the first rank of the
 /// dimension has of the others' lies side by side where the first dimension is cut evenly, else it is copied, and
@@ -111,8 +105,8 @@ bool cut_whole(Device& device, const Model& model, const Job& job, const std::ve
   for (const ParamId owner : untied)
     if (owner.valid()) ++users[owner.index()];
   std::vector<BlockHandle> whole = full, replaced;
-  for (const ModuleId id : cutting_order(model, job)) {
-    const ModuleInfo& module = model.modules[id.index()];
+  for (const ModuleId of : cutting_order(model, job)) {
+    const ModuleInfo& module = model.modules[of.index()];
     std::vector<std::size_t> cut;
     for (const ParamId id : module.params) {
       const ParamInfo& param = model.params[id.index()];

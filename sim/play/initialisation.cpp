@@ -417,20 +417,20 @@ class Fsdp2Wrapping {
   std::vector<std::vector<const BufferInfo*>> owned_;  // by module
 };
 
-/// An average of the weights, or several: train.beside is as large as what the optimizer steps, tensor by tensor.
-/// Empty: it is something else.
-std::vector<Bytes> copies_beside(const Plan& plan, const Model& model, const Job& job) {
-  constexpr Bytes kBlock = 512;  // what the allocator rounds to
-  std::vector<Bytes> one;
-  Bytes sum = 0;
-  for (const LocalParam& param : local_params(plan, model, job)) {
-    one.push_back(param.bytes);
-    sum += ceil_div(param.bytes, kBlock) * kBlock;
+/// An average of the weights, or several: train.beside is as large as so many copies of what the optimizer steps,
+/// tensor by tensor. 0: it is something else.
+Bytes copies_beside(const std::vector<LocalParam>& params, const Job& job) {
+  Bytes one = 0;
+  for (const LocalParam& param : params) one += ceil_div(param.bytes, kMinBlock) * kMinBlock;
+  return one > 0 && job.train.beside % one == 0 ? job.train.beside / one : 0;
+}
+
+bool make_copies(Device& device, const std::vector<LocalParam>& params, Bytes copies) {
+  for (Bytes copy = 0; copy < copies; ++copy) {
+    for (const LocalParam& param : params)
+      if (device.book.allocate(param.bytes, kCompute, MemoryCategory::Inputs) == kNoBlock) return false;
   }
-  if (sum <= 0 || job.train.beside % sum != 0) return {};
-  std::vector<Bytes> all;
-  for (Bytes copy = 0; copy < job.train.beside / sum; ++copy) all.insert(all.end(), one.begin(), one.end());
-  return all;
+  return true;
 }
 
 /// Shards and buffers, by the runtime's wrapping.
@@ -468,11 +468,10 @@ bool hold_beside(Device& device, Bytes bytes) {
 bool play_initialisation(Device& device, const Plan& plan, const Model& model, const Job& job,
                          std::vector<ResidentBuffer>& buffers) {
   if (job.train.beside <= 0) return wrap_model(device, plan, model, job, buffers);
-  const std::vector<Bytes> copies = copies_beside(plan, model, job);
-  if (copies.empty() && !hold_beside(device, job.train.beside)) return false;
-  return wrap_model(device, plan, model, job, buffers) && std::all_of(copies.begin(), copies.end(), [&](Bytes bytes) {
-           return device.book.allocate(bytes, kCompute, MemoryCategory::Inputs) != kNoBlock;
-         });
+  const std::vector<LocalParam> params = local_params(plan, model, job);
+  const Bytes copies = copies_beside(params, job);
+  if (copies == 0 && !hold_beside(device, job.train.beside)) return false;
+  return wrap_model(device, plan, model, job, buffers) && make_copies(device, params, copies);
 }
 
 bool play_lazy_initialisation(Device& device, const Plan& plan) {

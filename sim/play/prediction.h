@@ -116,8 +116,7 @@ struct OutOfMemory {
 };
 
 /// Collectives between nodes in the steady step, where the profile is of no measured machine. What a network gives is
-/// the least known of a machine that was not measured: ports are shared, paths cross. K14's source
-/// (validation/open.csv) measured 14 to 19 GB/s of 50.
+/// the least known of such: ports are shared, paths cross (docs/measurements/2026-11-30-network-between-nodes.md).
 struct BetweenNodes {
   SimDuration busy = 0;          // at least one of them runs; 0: there are none
   SimDuration exposed = 0;       // ... and nothing is computed

@@ -487,7 +487,8 @@ bool OptimizerState::measured_clip(Device& device, bool norms, bool scales, cons
 bool OptimizerState::step(Device& device, const ActivitySpan& what, bool on_host) {
   if (params_.empty()) return true;
   ++steps_;
-  const bool measured = device.cost.work().measured() && options_.name != OptimizerKind::Adafactor;
+  const bool measured = device.cost.work().measured() && options_.name != OptimizerKind::Adafactor &&
+                        options_.name != OptimizerKind::Watched;
   if (measured) return measured_step(device, what, on_host);
   if (on_host) {  // C6: the parameters live on the host, and so does the step
     host_pass(device, 7);
@@ -519,7 +520,7 @@ bool StepsInBackward::step(Device& device, const ActivitySpan& what, ParamId par
   if (known == optimizers_.end()) {
     const auto at = std::find_if(params_.begin(), params_.end(), [&](const LocalParam& p) { return p.param == param; });
     if (at == params_.end()) return true;  // no elements on this rank
-    known = optimizers_.emplace(param, OptimizerState(job_, {*at}, stream)).first;
+    known = optimizers_.emplace(param, OptimizerState(job_, {*at}, nullptr, stream)).first;
   }
   return known->second.step(device, what, on_host);
 }

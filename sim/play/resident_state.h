@@ -59,9 +59,8 @@ WatchedOptimizer watched_of(const Model* model, const OptimizerOptions& options)
 class OptimizerState {
  public:
   /// What it keeps and takes lies in the pool of `stream`, where it runs.
-  /// `model`: where a watched one is known from.
-  OptimizerState(const Job& job, std::vector<LocalParam> params, Stream stream = Stream::D,
-                 const Model* model = nullptr)
+  /// `model`: where a watched one is known from; nullptr: it is none.
+  OptimizerState(const Job& job, std::vector<LocalParam> params, const Model* model, Stream stream = Stream::D)
       : options_(job.train.optimizer),
         flat_(job.fsdp.runtime == Runtime::Fsdp1),
         flattened_(job.mesh.flattened || (job.mesh.expert > 1 && job.mesh.tensor == 1)),

@@ -180,8 +180,8 @@ class Bound {
     if (!parts) return fail(parts.error());
     std::vector<Waived> ways{Waived::Sources};
     if (job.fsdp.cpu_offload) ways.push_back(Waived::Gathers);
-    if (copies_some(*parts->plan) || shares_gathers(*parts->plan, *parts->model)) ways = {Waived::Gathers};
-    if (gathers_again(*parts->plan)) ways = {Waived::Gathers};
+    if (copies_some(*parts->plan) || shares_gathers(*parts->plan, *parts->model) || gathers_again(*parts->plan))
+      ways = {Waived::Gathers};
     for (const Waived waived : ways) {
       const auto unhindered = unhindered_step(job, waived);
       if (!unhindered) return fail(unhindered.error());
@@ -217,6 +217,7 @@ class Bound {
     if (!played) return fail(played.error());
     const Timeline& timeline = played->prediction.timeline;
     const std::vector<IterationResult>& iterations = played->prediction.iterations;
+    if (iterations.empty()) return 0.0;
     SimTime end = 0;
     for (const Span& span : timeline.spans) end = std::max(end, span.start + span.duration);
     double busy = 0;

@@ -215,7 +215,9 @@ std::string schedule_json(const FoundSchedule& found, const Model& model, bool s
     document["units"].push_back(row_of(unit));
     document["seals"].push_back(seal_of(document["units"].back()));
   }
+  document["stays_on_device"] = found.stays_on_device;
   document["simulations"] = found.simulated;
+  document["out_of_time"] = found.out_of_time;
   if (seconds) document["seconds"] = found.seconds;
   return document.dump(1) + "\n";
 }

@@ -229,7 +229,7 @@ const UnitSearch& best_search(const UnitSearch& own, const Searches& others, con
 }
 
 /// The same units without the way to the host, where the job's activations go there: what stays on the device is the
-/// schedule's to say. nullptr: they stay, or that promises nothing.
+/// schedule's to say. nullptr: they stay.
 std::unique_ptr<UnitSearch> search_without_copies(const UnitSearch& own, Workbench& bench, double limit,
                                                   Progress& told) {
   Job job = own.frame().job;
@@ -240,8 +240,7 @@ std::unique_ptr<UnitSearch> search_without_copies(const UnitSearch& own, Workben
   auto search = std::make_unique<UnitSearch>(std::move(*frame), bench, own.task());
   told.watch(*search);
   search->try_bases(limit);
-  if (!search->promises(own)) return nullptr;
-  search->run(limit);
+  if (search->promises(own)) search->run(limit);
   return search;
 }
 

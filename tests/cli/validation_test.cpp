@@ -78,6 +78,15 @@ TEST(MeasuredRun, OldKernelsAreThoseOfThatTimesProfile) {
   EXPECT_EQ(job_of(run)->job.cluster.profile, "h100-gt-96");
 }
 
+TEST(MeasuredRun, NodesOfFourCardsAreBoardsWithoutASwitch) {
+  MeasuredRun run = runs_of(row("X1", kEager))[0];
+  run.gpus = 8;
+  run.gpus_per_node = 4;
+  EXPECT_EQ(job_of(run)->job.cluster.profile, "h100-sxm-80-x4");
+  run.gpus = 4;
+  EXPECT_EQ(job_of(run)->job.cluster.profile, "h100-sxm-80") << "may be half of eight";
+}
+
 TEST(MeasuredRun, AdaptersAndFloat8StandInItsNotes) {
   const auto job_with = [](const std::string& memory_notes, const std::string& notes) {
     MeasuredRun run = runs_of(row("X1", kEager))[0];

@@ -208,6 +208,7 @@ TEST(Gpus, AreReadAsPeopleWriteThem) {
   EXPECT_EQ(read("8x4090"), (Gpus{8, 8, "rtx-4090"}));
   EXPECT_EQ(read("2x./mine.toml"), (Gpus{2, 2, "./mine.toml"}));
   for (const auto& [text, says] : {std::pair{"8xa100", "several profiles"},
+                                   {"8xh10", "several profiles"},
                                    {"8xh1000-sxm-80", "no profile"},
                                    {"h100-sxm-80", "number of them"},
                                    {"12xh100-sxm-80", "do not fill"}}) {

@@ -274,6 +274,10 @@ TEST_F(OptimizerMemory, AWatchedOptimizerTakesAndGivesBackWhatItWasSeenTo) {
   EXPECT_NEAR(step(watched, 0).peak_allocated - step(bare, 0).peak_allocated, 6 * kMiB, kSlack);  // a norm's buffer
   EXPECT_EQ(step(watched, 1).end_allocated - step(bare, 1).end_allocated, 3 * kMiB);
   EXPECT_NEAR(step(watched, 1).peak_allocated - step(bare, 1).peak_allocated, 8 * kMiB, kSlack);
+  for (std::size_t k = 0; k < kTensorWorks; ++k)  // a host's that calibrate measured
+    prepared.profile.work.push_back({static_cast<TensorWork>(k), {1024, kMiB}, {1000, 100000}});
+  EXPECT_EQ(step(played().value(), 1).end_allocated - step(bare, 1).end_allocated, 3 * kMiB);
+  prepared.profile.work.clear();
   prepared.model.optimizers[0].params = 2 * kAll;  // seen on half as many ranks
   EXPECT_NEAR(step(played().value(), 0).end_allocated - step(bare, 0).end_allocated, 3 * kMiB / 2, kSlack);
 }

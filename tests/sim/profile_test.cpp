@@ -132,6 +132,12 @@ TEST(Profile, ABaseThatIsNotThereOrIsTheFileItselfIsNamed) {
   EXPECT_EQ(none.file, "ours.toml");
   EXPECT_EQ(none.place, "base");
   EXPECT_EQ(error_of("8", "ours.toml").code, ErrorCode::WrongType);
+  const Error gone = error_of("\"./gone.toml\"", "/nowhere/ours.toml");
+  EXPECT_EQ(gone.file, "/nowhere/ours.toml");
+  EXPECT_NE(gone.got.find("/nowhere/./gone.toml"), std::string::npos) << gone.got;
+  const auto nameless = parse_profile("schema = \"foreshard.profile/1\"\nbase = \"h100-sxm-80\"\n", "ours.toml");
+  ASSERT_FALSE(nameless.has_value());
+  EXPECT_EQ(nameless.error().place, "id");
   const std::string path = testing::temporary_path("circle.toml");
   std::ofstream(path) << "schema = \"foreshard.profile/1\"\nid = \"x\"\nbase = \"" << path << "\"\n";
   const auto circle = load_profile(path);

@@ -21,6 +21,10 @@ def _unit(model, name):
     return model.get_submodule(name) if name else model
 
 
+def _is_around(names, inner):
+    return inner is not names and any(name.startswith(outer + ".") for outer in names for name in inner)
+
+
 def checkpoint(model):
     """Wraps the modules that recompute; names stay as they were."""
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -33,10 +37,12 @@ def checkpoint(model):
 
 
 def shard(model, **options):
-    """fully_shard of every unit, inner ones before those around them, the root last; options (mesh, mp_policy, ...) go to each call."""
-    for names in sorted(UNITS, key=lambda names: -names[0].count(".")):
-        if names == [""]:
-            continue
+    """fully_shard of every unit, inner ones before those around them, the root last; options (mesh, mp_policy, ...)
+    go to each call."""
+    left = [names for names in UNITS if names != [""]]
+    while left:
+        names = next((names for names in left if not any(_is_around(names, inner) for inner in left)), left[0])
+        left.remove(names)
         modules = [model.get_submodule(name) for name in names]
         fully_shard(modules if len(modules) > 1 else modules[0],
                     reshard_after_forward=RESHARD_AFTER_FORWARD[names[0]], **options)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/model/mesh_dimension.h"
 #include "core/plan/actions/mesh_state.h"
 
 namespace foreshard::actions {

@@ -1,5 +1,6 @@
 // Loading as a plan (K3): the state dict is on the host. FULL copies into the gathered parameters and writes back,
 // SHARDED gathers padded chunks first, LOCAL and fsdp2's DTensors copy shards.
+#include "core/model/mesh_dimension.h"
 #include "core/plan/actions/chunk_gather.h"
 #include "core/plan/actions/hooked_walk.h"
 #include "core/plan/actions/mesh_state.h"

@@ -9,8 +9,6 @@
 namespace foreshard::actions {
 namespace {
 
-std::int64_t ranks_of(const MeshDimension& dimension) { return static_cast<std::int64_t>(dimension.ranks.size()); }
-
 /// One DTensor on its way from one placement to the next: every step has a result of its own, the one before goes.
 class Redistribution {
  public:
@@ -110,12 +108,6 @@ class Redistribution {
 
 }  // namespace
 
-Shape whole_shape(const ParamInfo& param) {
-  Shape whole = param.shape;
-  if (param.part.dim >= 0) whole[static_cast<std::size_t>(param.part.dim)] = param.part.whole;
-  return whole;
-}
-
 std::vector<std::int32_t> ranks_of_experts(const StateSource& source) {
   for (const MeshDimension& dimension : source.model.mesh) {
     if (shares_samples(dimension)) continue;
@@ -124,30 +116,6 @@ std::vector<std::int32_t> ranks_of_experts(const StateSource& source) {
     if (same) return std::move(same->groups.shard);
   }
   return {};
-}
-
-StateEntry mesh_entry(const StateSource& source, StateEntry entry, ParamId param) {
-  const ParamInfo& info = source.model.params[param.index()];
-  entry.sharded = true;
-  entry.local = info.shape;
-  entry.offset.assign(info.shape.size(), 0);
-  if (info.part.dim >= 0) entry.offset[static_cast<std::size_t>(info.part.dim)] = info.part.begin;
-  return entry;
-}
-
-StateEntry mesh_chunk(const StateSource& source, StateEntry entry, ParamId param, const PlanUnit& unit) {
-  const ParamInfo& info = source.model.params[param.index()];
-  entry = mesh_entry(source, std::move(entry), param);
-  if (entry.shape.empty()) return entry;
-  const MeshChunk data = mesh_chunk_of(entry.shape[0], unit.shard_size, source.rank_in(unit));
-  entry.offset[0] = data.begin;
-  entry.local[0] = data.size;
-  if (info.part.dim != 0) return entry;
-  const MeshDimension& dimension = own_dimension(source.model, param);
-  const MeshChunk part = mesh_chunk_of(data.size, ranks_of(dimension), dimension.place);
-  entry.offset[0] = data.begin + part.begin;
-  entry.local[0] = part.size;
-  return entry;
 }
 
 void gather_over_mesh(ActionWriter& out, UnitId id, const ShardedParam& param, std::int32_t instance) {

@@ -7,19 +7,11 @@
 
 namespace foreshard::actions {
 
-/// Of the whole model's parameter.
-Shape whole_shape(const ParamInfo& param);
-
 /// It is a DTensor on a dimension of the program, whether that cuts it or not.
 inline bool is_on_mesh(const ParamInfo& param) { return param.part.dimension >= 0; }
 
 /// Ranks that hold the same experts as this one, over which FSDP shards them; empty: the model has no such dimension.
 std::vector<std::int32_t> ranks_of_experts(const StateSource& source);
-
-/// fsdp1, full: what unsharding leaves is a DTensor of the tensor dimension, not the whole parameter.
-StateEntry mesh_entry(const StateSource& source, StateEntry entry, ParamId param);
-/// fsdp1, sharded: chunked over data first and then over the tensor dimension, not the other way round as it was cut.
-StateEntry mesh_chunk(const StateSource& source, StateEntry entry, ParamId param, const PlanUnit& unit);
 
 /// fsdp2: the whole parameter into {StateCopy, unit, param}. REQUIRES a dimension that cuts it.
 void gather_over_mesh(ActionWriter& out, UnitId unit, const ShardedParam& param, std::int32_t instance);

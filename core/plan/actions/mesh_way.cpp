@@ -1,10 +1,10 @@
 #include "core/plan/actions/mesh_way.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "core/model/mesh_dimension.h"
-#include "core/plan/actions/mesh_state.h"
 
 namespace foreshard {
 namespace {
@@ -77,13 +77,37 @@ MeshWay way_to_chunk(const StateSource& source, const PlanUnit& unit, ParamId pa
   return steps.done();
 }
 
+StateEntry mesh_entry(const StateSource& source, StateEntry entry, ParamId param) {
+  const ParamInfo& info = source.model.params[param.index()];
+  entry.sharded = true;
+  entry.local = info.shape;
+  entry.offset.assign(info.shape.size(), 0);
+  if (info.part.dim >= 0) entry.offset[static_cast<std::size_t>(info.part.dim)] = info.part.begin;
+  return entry;
+}
+
+StateEntry mesh_chunk(const StateSource& source, StateEntry entry, ParamId param, const PlanUnit& unit) {
+  const ParamInfo& info = source.model.params[param.index()];
+  entry = mesh_entry(source, std::move(entry), param);
+  if (entry.shape.empty()) return entry;
+  const MeshChunk data = mesh_chunk_of(entry.shape[0], unit.shard_size, source.rank_in(unit));
+  entry.offset[0] = data.begin;
+  entry.local[0] = data.size;
+  if (info.part.dim != 0) return entry;
+  const MeshDimension& dimension = own_dimension(source.model, param);
+  const MeshChunk part = mesh_chunk_of(data.size, std::ssize(dimension.ranks), dimension.place);
+  entry.offset[0] = data.begin + part.begin;
+  entry.local[0] = part.size;
+  return entry;
+}
+
 // _all_gather_dtensor
 MeshWay way_to_part(const StateSource& source, const PlanUnit& unit, ParamId param) {
   const ParamInfo& info = source.model.params[param.index()];
   const bool rows = info.part.dim == 0;
   StateEntry whole;
-  whole.shape = actions::whole_shape(info);
-  Steps steps(source, unit, param, actions::mesh_chunk(source, whole, param, unit).local);
+  whole.shape = whole_shape(info);
+  Steps steps(source, unit, param, mesh_chunk(source, whole, param, unit).local);
   const std::int64_t size = whole.shape.empty() ? 1 : whole.shape[0];
   if (rows) steps.gather(false, 0, mesh_chunk_of(size, unit.shard_size, source.rank_in(unit)).size);
   steps.gather(true, 0, size);

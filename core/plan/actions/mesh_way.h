@@ -41,4 +41,9 @@ MeshWay way_to_whole(const StateSource& source, const PlanUnit& unit, const Shar
 MeshWay way_to_chunk(const StateSource& source, const PlanUnit& unit, ParamId param);
 MeshWay way_to_part(const StateSource& source, const PlanUnit& unit, ParamId param);
 
+/// fsdp1, full: what unsharding leaves is a DTensor of the tensor dimension, not the whole parameter.
+StateEntry mesh_entry(const StateSource& source, StateEntry entry, ParamId param);
+/// fsdp1, sharded: chunked over data first and then over the tensor dimension, not the other way round as it was cut.
+StateEntry mesh_chunk(const StateSource& source, StateEntry entry, ParamId param, const PlanUnit& unit);
+
 }  // namespace foreshard

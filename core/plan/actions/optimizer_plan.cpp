@@ -1,7 +1,7 @@
 // The optimizer's part of saving and loading (K5, K6): tensors of positive dimension are gathered, split and cut again;
 // scalars go as they are. An instance counts the state's tensors from 1 (Adam: 1 exp_avg, 2 exp_avg_sq).
+#include "core/model/mesh_dimension.h"
 #include "core/plan/actions/chunk_gather.h"
-#include "core/plan/actions/mesh_state.h"
 
 namespace foreshard::actions {
 namespace {

@@ -1,5 +1,6 @@
 // Saving as a plan (K1, K2, K5, K7): what a state dict gathers, copies and holds. Tensors of the dict stay allocated at
 // the end of the iteration: the caller holds them.
+#include "core/model/mesh_dimension.h"
 #include "core/plan/actions/chunk_gather.h"
 #include "core/plan/actions/hooked_walk.h"
 #include "core/plan/actions/mesh_state.h"

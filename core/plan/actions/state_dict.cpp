@@ -5,6 +5,7 @@
 #include "core/job/optimizer_facts.h"
 #include "core/model/mesh_dimension.h"
 #include "core/plan/actions/mesh_state.h"
+#include "core/plan/actions/mesh_way.h"
 #include "core/runtime_layouts.h"
 
 namespace foreshard {
@@ -54,7 +55,7 @@ StateEntry whole_param(const StateSource& source, ParamId param, const PlanUnit*
   entry.unit = id;
   entry.param = param;
   entry.dtype = unit != nullptr ? unit->orig_dtype : info.dtype;
-  entry.shape = actions::whole_shape(info);
+  entry.shape = whole_shape(info);
   return entry;
 }
 
@@ -89,7 +90,7 @@ void add_param(const StateSource& source, StateKind kind, ParamId param, std::ve
   const bool as_full = kind == StateKind::Full || unit == nullptr || !shards(*unit);
   // full_tensor() of fsdp2's full kind; else a DTensor of the mesh's dimension alone.
   const bool part = as_full && is_on_mesh(stored) && (fsdp1 || kind == StateKind::Sharded);
-  if (part) entry = actions::mesh_entry(source, entry, storage);
+  if (part) entry = mesh_entry(source, entry, storage);
   if (as_full || source.job.fsdp.runtime == Runtime::None) {
     entries.push_back(std::move(entry));
     return;
@@ -99,7 +100,7 @@ void add_param(const StateSource& source, StateKind kind, ParamId param, std::ve
     return;
   }
   if (kind == StateKind::Sharded && is_on_mesh(stored)) {
-    entries.push_back(actions::mesh_chunk(source, std::move(entry), storage, *unit));
+    entries.push_back(mesh_chunk(source, std::move(entry), storage, *unit));
     return;
   }
   if (kind == StateKind::Sharded) {

@@ -7,6 +7,8 @@ import gc
 import types
 import weakref
 
+from . import shapes
+
 _LEAST = 1 << 20  # bytes that are worth a line in a job
 
 _of_step: list[tuple] | None = None  # of the first: what its model is not given, and is there until backward (images that were encoded before)
@@ -77,9 +79,7 @@ def _later(rows: list, own: set[int], given: set[int]) -> int:
 def carried(root) -> list:
     """Tables on the device that modules keep in plain attributes, containers and objects: no buffers, but as long there."""
     owned = {id(each) for module in root.modules() for each in (*module._parameters.values(), *module._buffers.values())}
-    from .model import flat_shapes
-
-    found, views = {}, flat_shapes(root)
+    found, views = {}, shapes.of_fsdp1(root)
     for module in root.modules():
         for key, value in module.__dict__.items():
             own = key in ("_parameters", "_buffers", "_modules", "_handle", "_flat_param") or "fsdp" in key

@@ -12,7 +12,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, beside, expert_weights, float8, folder, names, own_parts, script_step, sequence, tensor_plan, told_sizes, units
+from . import PLAN, beside, expert_weights, float8, folder, names, own_parts, script_step, sequence, shapes, tensor_plan, told_sizes, units
 from .names import class_of
 from .notes import note
 from .reads import values
@@ -250,7 +250,7 @@ class _Copier:
         self._whole = whole
         self._modules: dict[int, object] = {}
         self._tensors: dict[int, object] = {}
-        self._shapes = flat_shapes(root) | _sharded_shapes(root, own_parts.exchanges())
+        self._shapes = shapes.of_fsdp1(root) | shapes.of_fsdp2(root, own_parts.exchanges())
         self._forwards, self._modes = call["forwards"], call["modes"]
         self._known = {id(module) for module in root.modules()}
         self._carried = {id(each) for each in beside.carried(root)}
@@ -455,35 +455,3 @@ class _Copier:
         if key not in self._tensors:
             self._tensors[key] = torch.nn.Parameter(torch.empty(shape, dtype=dtype, device="meta"), requires_grad=needs_gradient)
         return self._tensors[key]
-
-
-def _sharded_shapes(root, parts: bool) -> dict[int, dict[str, tuple]]:
-    """FSDP2, as flat_shapes: a root that stays gathered has parameters in the dtype that it computes in. `parts`: this rank's of DTensors."""
-    shapes: dict[int, dict[str, tuple]] = {}
-    for parameter in names.fsdp2_parameters(root):
-        info, sharded = parameter._module_info, parameter.sharded_param
-        shape = parameter._orig_size if parts else sharded.shape
-        row = (f"{id(parameter)}", tuple(shape), sharded.dtype, sharded.requires_grad)
-        shapes.setdefault(id(info.module), {})[info.param_name] = row
-        for module, name in zip(info.shared_modules, info.shared_param_names):
-            shapes.setdefault(id(module), {})[name] = row
-    return shapes
-
-
-def flat_shapes(root) -> dict[int, dict[str, tuple]]:
-    """FSDP1: id of a module -> name -> (key, shape, dtype, needs a gradient) of the parameters that lie in flat ones."""
-    shapes: dict[int, dict[str, tuple]] = {}
-    for wrapper in root.modules():
-        handle = getattr(wrapper, "_handle", None)
-        if handle is None or not hasattr(handle, "flat_param"):
-            continue
-        flat = handle.flat_param
-        originals = getattr(flat, "_params", None) or [flat] * len(flat._shapes)
-        for i, (info, shape, part) in enumerate(zip(flat._param_infos, flat._shapes, flat._param_extensions)):
-            whole = tuple(shape if part is None else part.shape)  # a DTensor's, whose part of this rank was flattened
-            row = (f"{id(handle)}.{i}", whole, flat.dtype, originals[i].requires_grad)
-            shapes.setdefault(id(info.module), {})[info.param_name] = row
-        for info in flat._shared_param_infos:
-            first = shapes[id(info.prim_module)][info.prim_param_name]
-            shapes.setdefault(id(info.module), {})[info.param_name] = first
-    return shapes

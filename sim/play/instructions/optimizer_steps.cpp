@@ -48,17 +48,17 @@ OptimizerSteps::OptimizerSteps(PlayContext& context)
     : OptimizerSteps(context, local_params(context.plan, context.model, context.job)) {}
 
 OptimizerSteps::OptimizerSteps(PlayContext& context, const std::vector<LocalParam>& params)
-    : context_(context), optimizer_(context.job, params, Stream::D, &context.model) {
+    : context_(context), optimizer_(context.job, params, &context.model) {
   const Job& job = context.job;
   std::vector<LocalParam> ignored;
   std::copy_if(params.begin(), params.end(), std::back_inserter(ignored), [](const auto& p) { return p.unit < 0; });
-  if (job.fsdp.cpu_offload && !ignored.empty()) beside_offload_.emplace(job, std::move(ignored));
+  if (job.fsdp.cpu_offload && !ignored.empty()) beside_offload_.emplace(job, std::move(ignored), &context.model);
   if (steps_in_backward(job.train.optimizer.impl)) in_backward_.emplace(job, params);
   if (!job.train.optimizer_parts.empty()) make_parts(params);
   if (job.train.optimizer.name != OptimizerKind::Muon) return;
   Job rest = job;
   rest.train.optimizer.name = OptimizerKind::AdamW;
-  beside_muon_.emplace(rest, params_beside_muon(context.model, params));
+  beside_muon_.emplace(rest, params_beside_muon(context.model, params), nullptr);
 }
 
 /// train.optimizer.parts: the job's own optimizer has what none of them names, and steps first.
@@ -74,7 +74,7 @@ void OptimizerSteps::make_parts(const std::vector<LocalParam>& params) {
   for (std::size_t i = 0; i < of.size(); ++i) {
     if (i > 0 && !train.optimizer_parts[i - 1].steps) continue;
     job.train.optimizer = i == 0 ? train.optimizer : train.optimizer_parts[i - 1].options;
-    parts_.emplace_back(job, std::move(of[i]), Stream::D, &context_.model);
+    parts_.emplace_back(job, std::move(of[i]), &context_.model);
   }
 }
 

@@ -71,6 +71,33 @@ TEST(ProgramJobs, SimulateJsonIsOneDocumentAndTheSameEachTime) {
   EXPECT_EQ(run_program({"simulate", kLlama, "--json"}).out, run.out);
 }
 
+TEST(ProgramJobs, ANetworkThatNobodyMeasuredIsSaidAndWidensTheStep) {
+  const std::vector<std::string> narrow{"simulate", kLlama, "--set", "mesh.tensor=8"};
+  const std::string text = run_program(narrow).out;
+  EXPECT_THAT(text, HasSubstr("between nodes"));
+  EXPECT_THAT(text, HasSubstr("base = \"h100-sxm-80\""));
+  std::vector<std::string> as_json = narrow;
+  as_json.emplace_back("--json");
+  const json over = json::parse(run_program(as_json).out);
+  const double step = over["step_time_ns"]["value"], high = over["step_time_ns"]["high"];
+  const double half = over["between_nodes"]["step_at_half_ns"];
+  EXPECT_GT(half, step);
+  EXPECT_GT(high, 1.21 * step) << "wider than the profile's 20 %";
+  const std::vector<std::string> inside{"simulate", kGpt2, "--json"};
+  EXPECT_FALSE(json::parse(run_program(inside).out).contains("between_nodes"));
+}
+
+TEST(ProgramJobs, NodesOfFourCardsAreBoardsWithoutASwitch) {
+  const auto told = [](const std::string& profile, const std::string& ranks) {
+    return run_program(
+               {"simulate", kLlama, "--set", "cluster.ranks_per_node=" + ranks, "--set", "cluster.profile=" + profile})
+        .out;
+  };
+  EXPECT_THAT(told("h100-sxm-80", "4"), HasSubstr("cluster.profile = \"h100-sxm-80-x4\""));
+  EXPECT_THAT(told("h100-sxm-80", "8"), testing::Not(HasSubstr("-x4")));
+  EXPECT_THAT(told("l40s", "4"), testing::Not(HasSubstr("-x4\"")));
+}
+
 TEST(ProgramJobs, TracesAreWrittenAndNotesGoToStderr) {
   const std::string trace = temporary_file("trace.json", ""), timeline = temporary_file("timeline.fst", "");
   const ProgramRun run = run_program({"simulate", kGpt2, "--json", "--trace", trace, "--timeline", timeline});

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/instruction_spans.h"
+#include "core/model/mesh_dimension.h"
 #include "core/plan/process_groups.h"
 #include "core/plan/units/flat_layout.h"
 #include "sim/play/plan_player.h"
@@ -26,12 +27,6 @@ std::string pattern_of(const std::string& name) {
     at = std::max(end, at + 1);
   }
   return pattern;
-}
-
-Shape whole_shape(const ParamInfo& param) {
-  Shape shape = param.shape;
-  if (param.part.dim >= 0) shape[static_cast<std::size_t>(param.part.dim)] = param.part.whole;
-  return shape;
 }
 
 Numel position_in_group(const Plan& plan) {

@@ -14,8 +14,8 @@ namespace {
 
 /// Everything that a prediction says, as text: equal texts are equal predictions.
 std::string digest(const Prediction& p) {
-  std::string text =
-      fmt::format("{} {} {} {} {} {}|", p.fits, p.deadlock, p.step_time_ns.value, p.mfu.value, p.hfu.value, p.events);
+  std::string text = fmt::format("{} {} {} {} {} {} {}|", p.fits, p.deadlock, p.step_time_ns.value, p.step_time_ns.high,
+                                 p.mfu.value, p.hfu.value, p.events);
   for (const IterationResult& i : p.iterations) {
     text += fmt::format("{} {} {} {} {} {} {} {} {} {} {} {} {} {}|", i.step_time, i.exposed_comm, i.host_wait,
                         i.compute, i.idle, i.peak_allocated, i.peak_active, i.peak_reserved, i.peak_requested,
