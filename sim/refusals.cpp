@@ -11,15 +11,18 @@ namespace {
 /// What PyTorch refuses on this device, of the job's own optimizer or of a part's.
 std::optional<Error> refused_optimizer(const OptimizerOptions& optimizer, const Model& model, const Job& job,
                                        const HardwareProfile& profile) {
+  const std::string& asked = optimizer.class_name;
   const bool known = std::any_of(model.optimizers.begin(), model.optimizers.end(),
-                                 [&](const auto& each) { return each.name == watched_name(optimizer); });
+                                 [&](const auto& each) { return each.name == asked; });
   if (optimizer.name == OptimizerKind::Watched && !known) {
+    std::string names;
+    for (const WatchedOptimizer& each : model.optimizers) names += (names.empty() ? "one of " : ", ") + each.name;
     return Error{ErrorCode::Inconsistent,
                  "a watched optimizer is one that the model's script was seen to step",
-                 "",
+                 job.model.source,
                  "train.optimizer.watched",
-                 model.optimizers.empty() ? "a model that `foreshard shadow` has written" : model.optimizers[0].name,
-                 watched_name(optimizer).empty() ? "nothing" : watched_name(optimizer),
+                 names.empty() ? "a model that `foreshard shadow` has written" : names,
+                 asked.empty() ? "nothing" : asked,
                  "set train.optimizer.name = \"adamw\", or watch the script: foreshard shadow --out DIR -- ..."};
   }
   if (optimizer.name == OptimizerKind::AdamW8bit && profile.kind == "cpu") {

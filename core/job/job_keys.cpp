@@ -431,7 +431,8 @@ void add_optimizer(TableMaker& t) {
       [](const Spot& spot, Job& job) { return read_optimizer_parts(spot, job.train.optimizer_parts); },
       [](const Job& job) { return optimizer_parts_text(job.train.optimizer_parts); },
       "predictions: parameters that another optimizer steps in the same step: [{params = [\"embedding.*\"], name = "
-      "\"sgd\", momentum = 0.9}]; also impl, library, weight_decay, centered, amsgrad, decoupled_weight_decay; name = "
+      "\"sgd\", momentum = 0.9}]; also impl, library, watched, weight_decay, centered, amsgrad, "
+      "decoupled_weight_decay; name = "
       "\"none\": nothing steps them (another turn does)");
 }
 

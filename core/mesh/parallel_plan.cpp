@@ -4,10 +4,12 @@
 #include <array>
 #include <cctype>
 #include <cstddef>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
 
+#include "core/mesh/cut.h"
 #include "core/mesh/rank_model.h"
 #include "core/plan/units/name_patterns.h"
 #include "core/text/edit_distance.h"
@@ -70,6 +72,54 @@ Result<ModuleStyle> style_of(const std::string& word) {
   return fail(plan_error(
       ErrorCode::OutOfRange, "mesh.plan names a style that there is not", known, "\"" + word + "\"",
       (meant.empty() ? "" : "did you mean \"" + meant + "\"? ") + std::string("docs/meshes.md says what each does")));
+}
+
+bool reads(const Op& op, ValueId value) {
+  const auto* first = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
+  return first != nullptr && first->id == value;
+}
+
+/// Whether two tensors of one shape are all that is taken of a value, by way of views of it.
+bool is_halved(const Model& model, ValueId value) {
+  constexpr std::array<std::string_view, 7> kViews{"view",      "_unsafe_view", "reshape",   "unflatten",
+                                                   "transpose", "permute",      "contiguous"};
+  constexpr std::array<std::string_view, 7> kTakes{"split", "split_with_sizes", "chunk", "unbind", "select", "slice",
+                                                   "narrow"};
+  const auto is_one = [](const auto& names, const Op& op) {
+    return std::find(names.begin(), names.end(), mesh::base_name(op.name)) != names.end();
+  };
+  std::vector<ValueId> of{value}, pieces;
+  for (const Op& op : model.ops) {
+    if (std::none_of(of.begin(), of.end(), [&](ValueId one) { return reads(op, one); })) continue;
+    if (!is_one(kViews, op) && !is_one(kTakes, op)) return false;
+    std::vector<ValueId>& to = is_one(kViews, op) ? of : pieces;
+    std::copy_if(op.out.begin(), op.out.end(), std::back_inserter(to), [](ValueId out) { return out.valid(); });
+  }
+  const auto shape = [&](std::size_t k) { return model.values[pieces[k].index()].shape; };
+  return pieces.size() == 2 && shape(0) == shape(1);
+}
+
+/// Whether what a layer's matrix gives is two projections side by side, wherever it is called.
+bool gives_halves(const Model& model, ParamId matrix) {
+  std::vector<ValueId> turned;  // the matrix, as captured products read it
+  const auto is_it = [&](const Arg& arg) {
+    const auto* param = std::get_if<ParamRef>(&arg.value);
+    const auto* value = std::get_if<ValueRef>(&arg.value);
+    return (param != nullptr && param->id == matrix) ||
+           (value != nullptr && std::find(turned.begin(), turned.end(), value->id) != turned.end());
+  };
+  bool is_read = false;
+  for (const Op& op : model.ops) {
+    if (std::none_of(op.args.begin(), op.args.end(), is_it)) continue;
+    if (op.out.size() != 1) return false;
+    if (mesh::base_name(op.name) == "t") {
+      turned.push_back(op.out.front());
+      continue;
+    }
+    is_read = true;
+    if (!is_halved(model, op.out.front())) return false;
+  }
+  return is_read;
 }
 
 /// What has weights of its own to cut: a matrix, and at most a vector beside it.
@@ -229,7 +279,7 @@ void mark_packed(Model& model, const std::vector<bool>& packed) {
       const auto ranks =
           static_cast<std::int64_t>(model.mesh[static_cast<std::size_t>(param.part.dimension)].ranks.size());
       const bool stacked = param.shape.size() > 2;  // gate and value of experts, beside what reads their product
-      const bool holds_two = !stacked || param.part.whole == 2 * least;
+      const bool holds_two = stacked ? param.part.whole == 2 * least : gives_halves(model, module.params.front());
       if (holds_two && param.part.whole % (2 * ranks) == 0) model.parallel.push_back({param.fqn, "halves"});
     }
   }

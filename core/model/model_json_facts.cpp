@@ -308,19 +308,33 @@ bool FactsReader::parallel(JsonFields& f) {
   return true;
 }
 
+constexpr std::int64_t kMostThere = 1 << 22;  // tensors that an optimizer keeps
+
 bool FactsReader::step(JsonFields& f, std::string_view key, WatchedStep& step) {
   const Json* row = f.find(key);
   if (row == nullptr) return true;
   JsonFields fields(*row, f.place(key), problem_, {"there", "events"});
   if (!fields.good()) return false;
-  step.there = fields.integer_or("there", 0, 0, kMaxCount);
+  step.there = fields.integer_or("there", 0, 0, kMostThere);
   const Json* events = fields.array("events");
+  std::vector<bool> is_there(static_cast<std::size_t>(step.there), true);
   for (std::size_t i = 0; events != nullptr && i < events->size(); ++i) {
     const Json& event = (*events)[i];
-    if (!event.is_number_integer() || event == 0 || event > kMaxAmount || event < -kMaxCount)
-      return problem_.set(ErrorCode::OutOfRange, fields.place("events"), "this is no taking or giving back of memory",
-                          "bytes, or -1 - the number of what goes", describe_json(event));
-    step.events.push_back(event.get<std::int64_t>());
+    const bool whole = event.is_number_integer() &&
+                       !(event.is_number_unsigned() && event.get<std::uint64_t>() > std::uint64_t{kMaxAmount});
+    const std::int64_t value = whole ? event.get<std::int64_t>() : 0;
+    const bool takes = value > 0 && value <= kMaxAmount;
+    const bool goes =
+        value < 0 && -(value + 1) < std::ssize(is_there) && is_there[static_cast<std::size_t>(-(value + 1))];
+    if (!takes && !goes)
+      return problem_.set(ErrorCode::OutOfRange, fields.place("events") + "[" + std::to_string(i) + "]",
+                          "this is no taking or giving back of memory",
+                          "bytes, or -1 - the number of what is there and goes", describe_json(event));
+    if (takes)
+      is_there.push_back(true);
+    else
+      is_there[static_cast<std::size_t>(-(value + 1))] = false;
+    step.events.push_back(value);
   }
   return fields.good();
 }

@@ -92,11 +92,11 @@ class Writer {
   void optimizer(const WatchedOptimizer& optimizer) {
     (out_ += "{\"name\": "), text(optimizer.name);
     (out_ += ", \"params_bytes\": "), integer(optimizer.params);
-    const auto step = [this](const char* key, const WatchedStep& step) {
+    const auto write = [this](const char* key, const WatchedStep& step) {
       ((out_ += ", \"") += key) += "\": {\"there\": ";
       integer(step.there), (out_ += ", \"events\": "), integers(step.events), out_ += "}";
     };
-    step("first", optimizer.first), step("steady", optimizer.steady);
+    write("first", optimizer.first), write("steady", optimizer.steady);
     out_ += "}";
   }
 

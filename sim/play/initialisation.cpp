@@ -418,11 +418,13 @@ class Fsdp2Wrapping {
 };
 
 /// An average of the weights, or several: train.beside is as large as so many copies of what the optimizer steps,
-/// tensor by tensor. 0: it is something else.
+/// tensor by tensor: a script has few of them. 0: it is something else.
 Bytes copies_beside(const std::vector<LocalParam>& params, const Job& job) {
+  constexpr Bytes kMostCopies = 4;  // two averages, a target, a reference
   Bytes one = 0;
   for (const LocalParam& param : params) one += ceil_div(param.bytes, kMinBlock) * kMinBlock;
-  return one > 0 && job.train.beside % one == 0 ? job.train.beside / one : 0;
+  const Bytes copies = one > 0 && job.train.beside % one == 0 ? job.train.beside / one : 0;
+  return copies <= kMostCopies ? copies : 0;
 }
 
 bool make_copies(Device& device, const std::vector<LocalParam>& params, Bytes copies) {

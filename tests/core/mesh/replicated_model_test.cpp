@@ -9,6 +9,7 @@
 
 #include "core/mesh/rank_model.h"
 #include "core/model/families/config_model.h"
+#include "core/model/sources/load_model.h"
 #include "core/plan/build_plan.h"
 
 namespace foreshard {
@@ -225,6 +226,28 @@ TEST(ReplicatedModel, PackedMatricesOfExpertsAreNoTrapAndTheirTermsAreSummedAtTh
     if (experts && op.name == "mesh.all_reduce") summed.push_back(model.values[op.out.front().index()].shape);
   }
   EXPECT_EQ(summed, (std::vector<Shape>{{2 * 24, 32}}));  // tokens, not the rows that chose an expert
+}
+
+TEST(ReplicatedModel, APackedLayerHoldsHalvesWhereTwoEqualPartsAreTakenOfWhatItGives) {
+  Job job = job_of();
+  job.mesh.sequence_parallel = job.mesh.loss_parallel = false;
+  const Model whole = built(job, R"({"model_type": "phi3", "hidden_size": 48, "intermediate_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 101,
+    "max_position_embeddings": 64})");
+  job.mesh.plan = {{"model.layers.*.mlp.gate_up_proj", "packed_colwise"}, {"model.layers.*.mlp.down_proj", "rowwise"}};
+  const auto gated = rank_model(whole, job);
+  ASSERT_TRUE(gated) << to_text(gated.error());
+  EXPECT_TRUE(divides_packed(*gated, "model.layers.0.mlp.gate_up_proj"));
+  job.mesh.plan = {{"transformer.h.*.attn.c_attn", "packed_colwise"}, {"transformer.h.*.attn.c_proj", "rowwise"}};
+  job.model = {};
+  job.model.source = FORESHARD_TEST_DATA "/captured/nanogpt.json";
+  ProgramOptions program;
+  program.compute_dtype = DType::BFloat16;
+  const auto loaded = load_model(job.model, program);
+  ASSERT_TRUE(loaded) << to_text(loaded.error());
+  const auto attention = rank_model(*loaded, job);
+  ASSERT_TRUE(attention) << to_text(attention.error());
+  EXPECT_FALSE(divides_packed(*attention, "transformer.h.0.attn.c_attn")) << "three of them: run refuses it";
 }
 
 TEST(ReplicatedModel, WhatIsNotLinearInTermsIsRefused) {

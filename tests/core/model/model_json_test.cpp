@@ -70,10 +70,14 @@ TEST(ModelJson, StepsOfOptimizersThatWereSeenMakeTheRoundTrip) {
   ASSERT_EQ(model->optimizers.size(), 1u);
   EXPECT_EQ(model->optimizers[0].steady, (WatchedStep{1, {512, -2}}));
   EXPECT_EQ(*parse_model_json(write_model_json(*model), "model.json"), *model);
-  document["optimizers"][0]["first"]["events"][1] = 0;
-  const auto wrong = parse_model_json(document.dump(), "model.json");
-  ASSERT_FALSE(wrong);
-  EXPECT_EQ(wrong.error().place, "optimizers[0].first.events");
+  for (const Json& event : {Json(0), Json(-3), Json(18446744073709551615ULL), Json(0.5)}) {  // -3: what is not there
+    document["optimizers"][0]["first"]["events"][1] = event;
+    const auto wrong = parse_model_json(document.dump(), "model.json");
+    ASSERT_FALSE(wrong) << event;
+    EXPECT_EQ(wrong.error().place, "optimizers[0].first.events[1]");
+  }
+  document["optimizers"][0]["first"]["events"] = Json::parse("[512, -1, -1]");  // given back twice
+  EXPECT_FALSE(parse_model_json(document.dump(), "model.json"));
 }
 
 TEST(ModelJson, EqualValueEqualBytes) {
