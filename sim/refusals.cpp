@@ -11,7 +11,7 @@ namespace {
 /// What PyTorch refuses on this device, of the job's own optimizer or of a part's.
 std::optional<Error> refused_optimizer(const OptimizerOptions& optimizer, const Model& model, const Job& job,
                                        const HardwareProfile& profile) {
-  const std::string& asked = optimizer.class_name;
+  const std::string& asked = watched_name(optimizer);
   const bool known = std::any_of(model.optimizers.begin(), model.optimizers.end(),
                                  [&](const auto& each) { return each.name == asked; });
   if (optimizer.name == OptimizerKind::Watched && !known) {

@@ -60,6 +60,8 @@ std::vector<OptimizerOptions> optimizers_of(const TrainOptions& train) {
   return all;
 }
 
+const std::string& watched_name(const OptimizerOptions& options) { return options.class_name; }
+
 OptimizerFacts optimizer_facts(const OptimizerOptions& options) {
   switch (options.name) {
     case OptimizerKind::AdamW:

@@ -39,6 +39,9 @@ double averaged_length(double beta2, std::int64_t step);
 /// The job's own optimizer, then those of train.optimizer.parts that step.
 std::vector<OptimizerOptions> optimizers_of(const TrainOptions& train);
 
+/// Of a watched one: which of the model's it is (Model::optimizers).
+const std::string& watched_name(const OptimizerOptions& options);
+
 /// Of Muon, Adafactor and 8-bit AdamW: nothing.
 OptimizerFacts optimizer_facts(const OptimizerOptions& options);
 

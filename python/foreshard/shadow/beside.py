@@ -7,7 +7,7 @@ import gc
 import types
 import weakref
 
-from . import shapes
+from . import names
 
 _LEAST = 1 << 20  # bytes that are worth a line in a job
 
@@ -79,7 +79,7 @@ def _later(rows: list, own: set[int], given: set[int]) -> int:
 def carried(root) -> list:
     """Tables on the device that modules keep in plain attributes, containers and objects: no buffers, but as long there."""
     owned = {id(each) for module in root.modules() for each in (*module._parameters.values(), *module._buffers.values())}
-    found, views = {}, shapes.of_fsdp1(root)
+    found, views = {}, names.flat_shapes(root)
     for module in root.modules():
         for key, value in module.__dict__.items():
             own = key in ("_parameters", "_buffers", "_modules", "_handle", "_flat_param") or "fsdp" in key

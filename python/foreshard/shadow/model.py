@@ -12,7 +12,7 @@ import time
 import types
 
 from .._output import whole_file
-from . import PLAN, beside, expert_weights, float8, folder, names, own_parts, script_step, sequence, shapes, tensor_plan, told_sizes, units
+from . import PLAN, beside, expert_weights, float8, folder, names, own_parts, script_step, sequence, tensor_plan, told_sizes, units
 from .names import class_of
 from .notes import note
 from .reads import values
@@ -250,7 +250,7 @@ class _Copier:
         self._whole = whole
         self._modules: dict[int, object] = {}
         self._tensors: dict[int, object] = {}
-        self._shapes = shapes.of_fsdp1(root) | shapes.of_fsdp2(root, own_parts.exchanges())
+        self._shapes = names.flat_shapes(root) | names.sharded_shapes(root, own_parts.exchanges())
         self._forwards, self._modes = call["forwards"], call["modes"]
         self._known = {id(module) for module in root.modules()}
         self._carried = {id(each) for each in beside.carried(root)}

@@ -30,7 +30,7 @@ std::vector<bool> given_back(const WatchedStep& step) {
 WatchedOptimizer watched_of(const Model* model, const OptimizerOptions& options) {
   if (model == nullptr || options.name != OptimizerKind::Watched) return {};
   const auto at = std::find_if(model->optimizers.begin(), model->optimizers.end(),
-                               [&](const WatchedOptimizer& each) { return each.name == options.class_name; });
+                               [&](const WatchedOptimizer& each) { return each.name == watched_name(options); });
   return at == model->optimizers.end() ? WatchedOptimizer() : *at;
 }
 
