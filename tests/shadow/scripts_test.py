@@ -180,6 +180,18 @@ class Shadow(unittest.TestCase):
         self.assertEqual([each["where"] for each in answer["differences"]], ["train.optimizer"])
         self.assertEqual((job["train"]["optimizer"]["name"], job["train"]["optimizer"]["watched"]), ("watched", "Muon"))
 
+    def test_what_an_optimizer_of_ones_own_keeps_stays_as_much(self):
+        """In place and another each step, in the place of gradients, until the loop clears it, from its constructor on, outside of its states; and one
+        that raises once."""
+        for kind in ("mixed", "grad", "hook", "constructed", "attribute", "raising"):
+            with self.subTest(kind):
+                answer, job = self.watch("own_steps.py", kind, flags=("--world", "2"))
+                began = kind in ("constructed", "raising")  # its states are there before the first step, or the first step was cut short
+                for of_script, of_plan in list(zip(answer["steps"], answer["plan"], strict=True))[began:]:
+                    self.assertAlmostEqual(of_plan["allocated_bytes"] / of_script["allocated_bytes"], 1, delta=0.002, msg=f"{answer['steps']} {answer['plan']}")
+                self.assertEqual(job["train"]["optimizer"]["watched"], "Kept")
+                self.assertFalse(any("not watched" in note for note in answer["notes"]), answer["notes"])
+
     def test_batch_norms_that_fsdp1_leaves_out_of_mixed_precision(self):
         answer, job = self.watch("own_steps.py", "norms", flags=("--world", "8"))
         self.assert_as_planned(answer, within=0.0001, time=None)

@@ -523,7 +523,9 @@ def finish() -> None:
             continue
         _finish(turn)
         _found.pop("watched", None)
-        if turn and _found["model"] is not None:
+        if _found["model"] is None:
+            model.forget_steps(_found)
+        elif turn:
             _found["model"] = model.name_by_turn(_found["model"], turn)
         _settings.insert(0, _found)
 
@@ -549,7 +551,8 @@ def _finish(turn: int) -> None:
     _found["zero_grad"] = _zero_grad()
     stepped = _optimizers_of(_root(), turn)
     _tell_optimizers(turn, stepped)
-    total, later = beside.found(_root(), script_step.given_storages(), stepped, _gradients.get("behind", {}))
+    kept = memory.kept(stepped) if _found["watched"] else set()
+    total, later = beside.found(_root(), script_step.given_storages(), stepped, kept, _gradients.get("behind", {}))
     _found["beside"], _found["beside_later"] = total - later, later
     _found["allocator"] = _allocator()
     _found["clip"] = _clip or 0.0
