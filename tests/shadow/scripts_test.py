@@ -192,6 +192,12 @@ class Shadow(unittest.TestCase):
                 self.assertEqual(job["train"]["optimizer"]["watched"], "Kept")
                 self.assertFalse(any("not watched" in note for note in answer["notes"]), answer["notes"])
 
+    def test_parameters_that_no_module_has(self):
+        """No model, and so no file that has an optimizer's steps."""
+        answer, job = self.watch("own_steps.py", "bare", flags=("--world", "2"))
+        self.assertFalse(answer["plan"])
+        self.assertNotIn("watched", job["train"]["optimizer"])
+
     def test_batch_norms_that_fsdp1_leaves_out_of_mixed_precision(self):
         answer, job = self.watch("own_steps.py", "norms", flags=("--world", "8"))
         self.assert_as_planned(answer, within=0.0001, time=None)

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import Shard, distribute_tensor
 
 KEPT = ("mixed", "grad", "hook", "constructed", "attribute", "raising")
 
@@ -135,6 +137,17 @@ def kept(args):
             p.update = None
 
 
+def bare(args):
+    """Parts of a mesh that no module has."""
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    weight = nn.Parameter(distribute_tensor(nn.Parameter(torch.randn(512, 512, device="cuda")), mesh, [Shard(0)]))
+    optimizer = Kept([weight], "mixed")
+    for _ in range(10):
+        weight.square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def norms(args):
     model = flat(Normed(), use_orig_params=True)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
@@ -210,9 +223,9 @@ def transformed(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned", "labelled", "transformed", *KEPT))
+    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned", "labelled", "transformed", "bare", *KEPT))
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     arguments = parser.parse_args()
-    loops = {"own": own, "norms": norms, "teacher": teacher, "micro": micro, "returned": returned, "labelled": labelled, "transformed": transformed}
+    loops = {"own": own, "norms": norms, "teacher": teacher, "micro": micro, "returned": returned, "labelled": labelled, "transformed": transformed, "bare": bare}
     loops.get(arguments.loop, kept)(arguments)
