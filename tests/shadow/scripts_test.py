@@ -192,6 +192,11 @@ class Shadow(unittest.TestCase):
                 self.assertEqual(job["train"]["optimizer"]["watched"], "Kept")
                 self.assertFalse(any("not watched" in note for note in answer["notes"]), answer["notes"])
 
+    def test_an_allocator_that_has_no_history(self):
+        answer, job = self.watch("own_steps.py", "mixed", flags=("--world", "2"), environment={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+        self.assertNotIn("watched", job["train"]["optimizer"])
+        self.assertTrue(any("is not watched: the allocator has no history" in note for note in answer["notes"]), answer["notes"])
+
     def test_parameters_that_no_module_has(self):
         """No model, and so no file that has an optimizer's steps."""
         answer, job = self.watch("own_steps.py", "bare", flags=("--world", "2"))

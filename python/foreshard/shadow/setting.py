@@ -347,7 +347,11 @@ def _allocator() -> dict:
     """The caching allocator as the script has it, by its environment or by itself."""
     import torch
 
-    told = torch.cuda.memory._snapshot().get("allocator_settings", {})
+    try:
+        told = torch.cuda.memory._snapshot().get("allocator_settings", {})
+    except RuntimeError:  # cudaMallocAsync, a pluggable one
+        note("the script's allocator is not PyTorch's caching one, which the plan has")
+        told = {}
     divisions = {int(each) for each in (told.get("roundup_power2_divisions") or {}).values()}
     if len(divisions) > 1:
         note("the allocator rounds sizes up by divisions that differ by size; the job has the most of them for all")

@@ -51,10 +51,10 @@ def begins(optimizer, backwards: int) -> None:
     if _running and _running[-1].optimizer() is optimizer:
         _running[-1].depth += 1
         return
-    if not _running and getattr(torch._C, "_cuda_isHistoryEnabled", bool)():
-        note(f"the script records the allocator's history itself: what {type(optimizer).__name__} takes in its step is not watched")
-        return
     try:
+        if not _running and getattr(torch._C, "_cuda_isHistoryEnabled", bool)():
+            note(f"the script records the allocator's history itself: what {type(optimizer).__name__} takes in its step is not watched")
+            return
         live = _live(torch)
         torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS, clear_history=True)
     except RuntimeError as error:  # cudaMallocAsync and pluggable allocators have none
