@@ -192,6 +192,14 @@ class Shadow(unittest.TestCase):
                 self.assertEqual(job["train"]["optimizer"]["watched"], "Kept")
                 self.assertFalse(any("not watched" in note for note in answer["notes"]), answer["notes"])
 
+    def test_several_optimizers_of_ones_own_in_the_same_words(self):
+        """Whatever order Python has its sets in."""
+        found = [self.watch("own_steps.py", "several", flags=("--world", "2"), environment={"PYTHONHASHSEED": str(seed)}) for seed in range(3)]
+        self.assertEqual(len({answer["job"] for answer, _ in found}), 1, [answer["job"] for answer, _ in found])
+        self.assert_as_planned(found[0][0], within=0.002, time=None)
+        optimizer = found[0][1]["train"]["optimizer"]
+        self.assertEqual((optimizer["watched"], [(each["watched"], each["params"]) for each in optimizer["parts"]]), ("Kept", [("Kept-2", ["1.*", "2.*"])]))
+
     def test_an_allocator_that_has_no_history(self):
         answer, job = self.watch("own_steps.py", "mixed", flags=("--world", "2"), environment={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
         self.assertNotIn("watched", job["train"]["optimizer"])

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Mix
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor import Shard, distribute_tensor
 
-KEPT = ("mixed", "grad", "hook", "constructed", "attribute", "raising")
+KEPT = ("mixed", "grad", "hook", "constructed", "attribute", "raising", "several")
 
 
 class Block(nn.Module):
@@ -125,16 +125,17 @@ def kept(args):
     model = nn.Sequential(*(Block(512) for _ in range(3)))
     for block in model:
         fully_shard(block)
-    optimizer = Kept(fully_shard(model.cuda()).parameters(), args.loop)
+    parts = [fully_shard(model.cuda())] if args.loop != "several" else [model[0], model[1:]]
+    optimizers = [Kept(part.parameters(), args.loop) for part in parts]
     for _ in range(10):
         model(torch.randn(16, 512).cuda()).square().mean().backward()
         try:
-            optimizer.step()
+            for each in optimizers:
+                each.step()
         except FloatingPointError:
             print("raised, history", torch._C._cuda_isHistoryEnabled())
-        optimizer.zero_grad()
         for p in model.parameters():
-            p.update = None
+            p.grad = p.update = None
 
 
 def bare(args):
