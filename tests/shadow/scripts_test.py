@@ -15,6 +15,17 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPTS = HERE / "scripts"
 FORESHARD, PYTHON = "", ""
+# An error of the watching's own, and one of what it stands around.
+PLACES = """
+import sys
+from foreshard.shadow import steps, tensor_plan
+from foreshard.shadow.optimizers import memory
+for call in (lambda: tensor_plan.brings_rows(0), lambda: memory.tell_errors(int)("none")):
+    try:
+        call()
+    except (AttributeError, ValueError):
+        print(steps._place(sys.exc_info()[2]))
+"""
 # Of the version file alone: importing torch takes longer than some of these scripts.
 CUDA_OF_TORCH = """
 import importlib.util, os, runpy
@@ -158,6 +169,12 @@ class Shadow(unittest.TestCase):
         self.assertTrue(any("strictly take turns" in note for note in answer["notes"]), answer["notes"])
         for step, planned in list(zip(answer["steps"], answer["plan"]))[2:]:
             self.assertAlmostEqual(planned["allocated_bytes"] / step["allocated_bytes"], 1, delta=0.006, msg=answer["plan"])
+
+    def test_an_error_of_the_watchings_is_told_as_its_own(self):
+        end = subprocess.run([PYTHON, "-c", PLACES], env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "python")}, capture_output=True, text=True, timeout=60)
+        own, of_script = end.stdout.splitlines() or self.fail(end.stderr)
+        self.assertIn("tensor_plan.py:", own)
+        self.assertTrue(of_script.startswith("<string>:"), of_script)
 
     def test_several_optimizers_of_one_step(self):
         answer, job = self.watch("turns.py", "together", flags=("--world", "8"))
