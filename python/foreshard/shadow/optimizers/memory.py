@@ -64,7 +64,7 @@ def begins(optimizer, backwards: int) -> None:
         each.is_whole = False
     seen = _seen.setdefault(optimizer, _Seen())
     seen.last = None
-    seen.params = sum(_local(p).nbytes for p in _parameters(optimizer) if p.grad is not None) or seen.params
+    seen.params = _trained(optimizer) or seen.params
     _running.append(_Running(optimizer, backwards, _since(seen, live, optimizer)))
 
 
@@ -84,6 +84,7 @@ def ends(optimizer, backwards: int) -> None:
     seen = _seen[optimizer]
     if backwards > step.backwards:  # its closure runs the model, which takes memory too: what it keeps is all that is known
         trace = _difference(seen.there, step.head, optimizer)
+        seen.params = seen.params or _trained(optimizer)
     if len(trace) < _MOST_EVENTS:
         _keep(seen, step.head + _without_gradients(trace, optimizer))
     else:
@@ -196,8 +197,9 @@ def _parameters(optimizer) -> list:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
-def _local(parameter):
-    return parameter._local_tensor if hasattr(parameter, "_local_tensor") else parameter
+def _trained(optimizer) -> int:
+    """Bytes of this rank's parameters that have a gradient."""
+    return sum((p._local_tensor if hasattr(p, "_local_tensor") else p).nbytes for p in _parameters(optimizer) if p.grad is not None)
 
 
 def _keep(seen: _Seen, trace: list[dict]) -> None:
