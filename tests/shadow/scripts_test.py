@@ -15,6 +15,17 @@ import unittest
 HERE = pathlib.Path(__file__).resolve().parent
 SCRIPTS = HERE / "scripts"
 FORESHARD, PYTHON = "", ""
+# An error of the watching's own, and one of what it stands around.
+PLACES = """
+import sys
+from foreshard.shadow import steps, tensor_plan
+from foreshard.shadow.optimizers import memory
+for call in (lambda: tensor_plan.brings_rows(0), lambda: memory.tell_errors(int)("none")):
+    try:
+        call()
+    except (AttributeError, ValueError):
+        print(steps._place(sys.exc_info()[2]))
+"""
 # Of the version file alone: importing torch takes longer than some of these scripts.
 CUDA_OF_TORCH = """
 import importlib.util, os, runpy
@@ -159,6 +170,12 @@ class Shadow(unittest.TestCase):
         for step, planned in list(zip(answer["steps"], answer["plan"]))[2:]:
             self.assertAlmostEqual(planned["allocated_bytes"] / step["allocated_bytes"], 1, delta=0.006, msg=answer["plan"])
 
+    def test_an_error_of_the_watchings_is_told_as_its_own(self):
+        end = subprocess.run([PYTHON, "-c", PLACES], env={**os.environ, "PYTHONPATH": str(HERE.parents[1] / "python")}, capture_output=True, text=True, timeout=60)
+        own, of_script = end.stdout.splitlines() or self.fail(end.stderr)
+        self.assertIn("tensor_plan.py:", own)
+        self.assertTrue(of_script.startswith("<string>:"), of_script)
+
     def test_several_optimizers_of_one_step(self):
         answer, job = self.watch("turns.py", "together", flags=("--world", "8"))
         self.assert_as_planned(answer)
@@ -179,6 +196,37 @@ class Shadow(unittest.TestCase):
         self.assert_as_planned(answer, within=0.001, time=None)
         self.assertEqual([each["where"] for each in answer["differences"]], ["train.optimizer"])
         self.assertEqual((job["train"]["optimizer"]["name"], job["train"]["optimizer"]["watched"]), ("watched", "Muon"))
+
+    def test_what_an_optimizer_of_ones_own_keeps_stays_as_much(self):
+        """In place and another each step, in the place of gradients, until the loop clears it, from its constructor on, outside of its states; and one
+        that raises once."""
+        for kind in ("mixed", "grad", "hook", "constructed", "attribute", "raising"):
+            with self.subTest(kind):
+                answer, job = self.watch("own_steps.py", kind, flags=("--world", "2"))
+                began = kind in ("constructed", "raising")  # its states are there before the first step, or the first step was cut short
+                for of_script, of_plan in list(zip(answer["steps"], answer["plan"], strict=True))[began:]:
+                    self.assertAlmostEqual(of_plan["allocated_bytes"] / of_script["allocated_bytes"], 1, delta=0.002, msg=f"{answer['steps']} {answer['plan']}")
+                self.assertEqual(job["train"]["optimizer"]["watched"], "Kept")
+                self.assertFalse(any("not watched" in note for note in answer["notes"]), answer["notes"])
+
+    def test_several_optimizers_of_ones_own_in_the_same_words(self):
+        """Whatever order Python has its sets in."""
+        found = [self.watch("own_steps.py", "several", flags=("--world", "2"), environment={"PYTHONHASHSEED": str(seed)}) for seed in range(3)]
+        self.assertEqual(len({answer["job"] for answer, _ in found}), 1, [answer["job"] for answer, _ in found])
+        self.assert_as_planned(found[0][0], within=0.002, time=None)
+        optimizer = found[0][1]["train"]["optimizer"]
+        self.assertEqual((optimizer["watched"], [(each["watched"], each["params"]) for each in optimizer["parts"]]), ("Kept", [("Kept-2", ["1.*", "2.*"])]))
+
+    def test_an_allocator_that_has_no_history(self):
+        answer, job = self.watch("own_steps.py", "mixed", flags=("--world", "2"), environment={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+        self.assertNotIn("watched", job["train"]["optimizer"])
+        self.assertTrue(any("is not watched: the allocator has no history" in note for note in answer["notes"]), answer["notes"])
+
+    def test_parameters_that_no_module_has(self):
+        """No model, and so no file that has an optimizer's steps."""
+        answer, job = self.watch("own_steps.py", "bare", flags=("--world", "2"))
+        self.assertFalse(answer["plan"])
+        self.assertNotIn("watched", job["train"]["optimizer"])
 
     def test_batch_norms_that_fsdp1_leaves_out_of_mixed_precision(self):
         answer, job = self.watch("own_steps.py", "norms", flags=("--world", "8"))

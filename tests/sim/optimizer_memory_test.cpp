@@ -252,8 +252,7 @@ TEST_F(OptimizerMemory, EightBitMomentsAreAByteAnElementAndAScaleForABlock) {
 // of what it finds.
 TEST_F(OptimizerMemory, AWatchedOptimizerTakesAndGivesBackWhatItWasSeenTo) {
   Prepared prepared = prepare(job).value();
-  prepared.model.optimizers = {
-      {"Own", kAll, {0, {2 * kMiB, 4 * kMiB, -2, kMiB}}, {2, {5 * kMiB, -3, kMiB, -2}}}};
+  prepared.model.optimizers = {{"Own", kAll, {0, {2 * kMiB, 4 * kMiB, -2, kMiB}}, {2, {5 * kMiB, -3, kMiB, -2}}}};
   job.train.optimizer.name = OptimizerKind::Sgd;
   job.train.optimizer.weight_decay = 0;  // keeps and takes nothing
   const auto played = [&] {
@@ -280,6 +279,15 @@ TEST_F(OptimizerMemory, AWatchedOptimizerTakesAndGivesBackWhatItWasSeenTo) {
   prepared.profile.work.clear();
   prepared.model.optimizers[0].params = 2 * kAll;  // seen on half as many ranks
   EXPECT_NEAR(step(played().value(), 0).end_allocated - step(bare, 0).end_allocated, 3 * kMiB / 2, kSlack);
+
+  job.train.script.push_back(job.train.script.back());
+  prepared = prepare(job).value();  // one state stays, the one before it is replaced in each step, an end between steps
+  prepared.model.optimizers = {{"Own", kAll, {0, {2 * kMiB, 4 * kMiB, kMiB}}, {3, {-3, 2 * kMiB, -1, kMiB}}}};
+  const Prediction replaced = played().value();
+  job.train.optimizer.name = OptimizerKind::Sgd;
+  const Prediction three = played().value();
+  for (std::size_t k = 0; k < 3; ++k)
+    EXPECT_EQ(step(replaced, k).end_allocated - step(three, k).end_allocated, 7 * kMiB) << k;
 }
 
 TEST_F(OptimizerMemory, WhatComesBesideBehindTheFirstStepIsNotThereBefore) {

@@ -52,10 +52,11 @@ def _is_there(row: tuple) -> bool:
     return row[0]() is not None and _address(row[0]()) == row[1]
 
 
-def found(root, given: set[int], optimizers: list, gradients: dict[int, int]) -> tuple[int, int]:
+def found(root, given: set[int], optimizers: list, kept: set[int], gradients: dict[int, int]) -> tuple[int, int]:
     """Bytes, and how many of them came behind the first step: without the model's (another root of FSDP's may be part of it), what the step was
-    seen to take (`given`) and what its optimizers keep, which the plan has. `gradients`: sizes by address of those that are another turn's."""
-    own = _owned(root, given)
+    seen to take (`given`) and what its optimizers keep (`kept`: outside of their states too), which the plan has. `gradients`: sizes by address of
+    those that are another turn's."""
+    own = _owned(root, given) | kept
     for state in (state for optimizer in optimizers for state in optimizer.state.values()):
         own |= {_address(each) for each in tensors_inside(state, 3)}
     rows = _held[-1] if _held else []

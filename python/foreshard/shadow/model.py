@@ -57,13 +57,18 @@ def write(root, found: dict, call: dict) -> dict | None:
         config = getattr(module, "config", None)
         if not hasattr(config, "to_dict"):
             raise
-        for optimizer in (found["optimizer"], *found["others"]):
-            optimizer["watched"] = ""  # no room for its steps
+        forget_steps(found)
         note(f"the model is taken from its config, not from its code: {type(error).__name__}: {error}")
         text = json.dumps(config.to_dict(), default=str)
         with whole_file(folder() / "model-config.json") as file:
             file.write(text)
         return {"file": "model-config.json", "seconds": round(time.monotonic() - began, 2), "notes": []}
+
+
+def forget_steps(found: dict) -> None:
+    """Of optimizers that no job names: there is no file that has room for them."""
+    for optimizer in (found["optimizer"], *found["others"]):
+        optimizer["watched"] = ""
 
 
 def name_by_turn(written: dict, turn: int) -> dict:

@@ -347,7 +347,11 @@ def _allocator() -> dict:
     """The caching allocator as the script has it, by its environment or by itself."""
     import torch
 
-    told = torch.cuda.memory._snapshot().get("allocator_settings", {})
+    try:
+        told = torch.cuda.memory._snapshot().get("allocator_settings", {})
+    except RuntimeError:  # cudaMallocAsync, a pluggable one
+        note("the script's allocator is not PyTorch's caching one, which the plan has")
+        told = {}
     divisions = {int(each) for each in (told.get("roundup_power2_divisions") or {}).values()}
     if len(divisions) > 1:
         note("the allocator rounds sizes up by divisions that differ by size; the job has the most of them for all")
@@ -523,7 +527,9 @@ def finish() -> None:
             continue
         _finish(turn)
         _found.pop("watched", None)
-        if turn and _found["model"] is not None:
+        if _found["model"] is None:
+            model.forget_steps(_found)
+        elif turn:
             _found["model"] = model.name_by_turn(_found["model"], turn)
         _settings.insert(0, _found)
 
@@ -549,7 +555,8 @@ def _finish(turn: int) -> None:
     _found["zero_grad"] = _zero_grad()
     stepped = _optimizers_of(_root(), turn)
     _tell_optimizers(turn, stepped)
-    total, later = beside.found(_root(), script_step.given_storages(), stepped, _gradients.get("behind", {}))
+    kept = memory.kept(stepped) if _found["watched"] else set()
+    total, later = beside.found(_root(), script_step.given_storages(), stepped, kept, _gradients.get("behind", {}))
     _found["beside"], _found["beside_later"] = total - later, later
     _found["allocator"] = _allocator()
     _found["clip"] = _clip or 0.0

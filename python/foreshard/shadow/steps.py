@@ -12,7 +12,9 @@ import atexit
 import functools
 import gc
 import io
+import linecache
 import os
+import re
 import sys
 import weakref
 from typing import Any, Callable, NamedTuple
@@ -138,8 +140,8 @@ class _Steps:
         self._last_ns = 0
         self._stepped_row: dict = {}  # figures until the latest optimizer's end
         self._current, self._left = 0, []  # bytes that are allocated; what each step has left when the next one begins
-        self.optimizers: dict[int, weakref.WeakSet] = {}  # that have stepped, by turn
-        self._now = weakref.WeakSet()  # since the last end
+        self.optimizers: dict[int, weakref.WeakKeyDictionary] = {}  # that have stepped, by turn, in the order of their first steps
+        self._now: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # since the last end
         self._stepped: set[int] = set()  # their ids
         self._turns: list[set[int]] = []  # by turn: those of its first step
         self._parameters: set[int] = set()  # ids of those that any has stepped
@@ -180,6 +182,8 @@ class _Steps:
     def watch(self, module) -> None:
         module.register_optimizer_step_pre_hook(self._before)
         module.register_optimizer_step_post_hook(self._after)
+        hooked = module.Optimizer.profile_hook_step  # around every class's step
+        module.Optimizer.profile_hook_step = staticmethod(lambda step: hooked(memory.tell_errors(step)))
 
     def watch_engine(self, module) -> None:
         """Every backward goes through it, and what asks for gradients alone."""
@@ -218,7 +222,7 @@ class _Steps:
         if not self._stepped:  # what comes now belongs to the next step's collectives already (model.unshard())
             device.mark(f"step {len(self.figures) + 1} ends")
         self._stepped.add(id(optimizer))
-        self._now.add(optimizer)
+        self._now[optimizer] = True
         self._parameters |= {id(p) for p in parameters}
         self._on_host |= on_host
         self._stepped_row = self._row()
@@ -263,6 +267,7 @@ class _Steps:
             self._forward_hook = None
         if not self._stepped:
             return
+        memory.rest(self._now)
         turn = next((i for i, each in enumerate(self._turns) if not each.isdisjoint(self._stepped)), len(self._turns))
         if turn and turn == len(self._turns):
             note("optimizers step in turns, each behind a loss and a backward of its own (a GAN's generator and discriminator): every turn counts "
@@ -272,7 +277,7 @@ class _Steps:
         self.figures.append(row | {"turn": turn})
         self._left += [] if last else [self._current]
         passes, self.passes, self.forwards = self.passes, [], 0
-        self.optimizers.setdefault(turn, weakref.WeakSet()).update(self._now)
+        self.optimizers.setdefault(turn, weakref.WeakKeyDictionary()).update(self._now)
         if self._next_turn(turn):
             self.passes_of_turn[turn] = passes
         self._peaks = dict.fromkeys(PEAKS, 0)
@@ -365,16 +370,25 @@ def _watch_errors() -> None:
             _state._ended = True
             _watcher.finish()
             report.end(4)
-        line = ""
-        while trace is not None:  # what watches is on the way of every call
-            file = trace.tb_frame.f_code.co_filename
-            line = line if line and file.startswith(_OWN) else f"{file}:{trace.tb_lineno}"
-            trace = trace.tb_next
-        report.failure("script", f"the script ended by {name}: {value}", f"raised at {line}")
+        report.failure("script", f"the script ended by {name}: {value}", f"raised at {_place(trace)}")
         _state._ended = True
         report.end(1)
 
     sys.excepthook = hook
+
+
+def _place(trace) -> str:
+    """Where it was raised. What watches is on the way of every call: a line of it that calls what it was given is not where."""
+    place = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        file, given = code.co_filename, (*code.co_freevars, *code.co_varnames[: code.co_argcount])
+        is_own = file.startswith(_OWN)
+        stands_between = any(re.search(rf"\b{each}\(", linecache.getline(file, trace.tb_lineno)) for each in given)
+        if not place or not is_own or not (stands_between or trace.tb_next):
+            place = f"{file}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return place
 
 
 def _out_of_memory() -> None:

@@ -38,7 +38,7 @@ def watch_numbers(python_module) -> None:
 
 def made_where(root) -> str:
     """Where parameters are before anything shards them: "meta", "device", "host", or "parts" of a mesh on the device."""
-    return _made if _made != "device" or not _blocks_first(root) else "device_blocks_first"
+    return _made if _made != "device" or root is None or not _blocks_first(root) else "device_blocks_first"
 
 
 def _blocks_first(root) -> bool:
@@ -137,6 +137,8 @@ def found(root) -> dict | None:
 
 def why_not(root) -> str | None:
     """A parameter that is cut as no plan has it: over two dimensions beside FSDP's (experts over ranks, and each one's matrices, it has), or by hand."""
+    if root is None:
+        return None
     parts = _cut(root)
     for name, each in names.named(root, names.mesh_parameters(root)):
         module = getattr(each, "_module_info", None) and each._module_info.module

@@ -135,7 +135,7 @@ def _patterns(names: set[str], all_names: set[str]) -> list[str]:
     if names and names == all_names:
         return ["*"]
     found, left = [], set(names)
-    for prefix in sorted({name[:at] for name in names for at, each in enumerate(name) if each == "."}, key=len):
+    for prefix in sorted({name[:at] for name in names for at, each in enumerate(name) if each == "."}, key=lambda prefix: (len(prefix), prefix)):
         inside = {name for name in all_names if name.startswith(prefix + ".")}
         if inside & left and inside <= names:
             found.append(f"{prefix}.*")

@@ -25,6 +25,17 @@ std::vector<bool> given_back(const WatchedStep& step) {
   return back;
 }
 
+/// What a step keeps lies in the places of what has gone: a number means the same in every step.
+void put(const std::vector<BlockHandle>& taken, std::vector<BlockHandle>& kept) {
+  std::size_t place = 0;
+  for (const BlockHandle block : taken) {
+    if (block == kNoBlock) continue;
+    while (place < kept.size() && kept[place] != kNoBlock) ++place;
+    if (place == kept.size()) kept.push_back(kNoBlock);
+    kept[place] = block;
+  }
+}
+
 }  // namespace
 
 WatchedOptimizer watched_of(const Model* model, const OptimizerOptions& options) {
@@ -59,8 +70,7 @@ bool OptimizerState::watched_step(Device& device, const ActivitySpan& what) {
     device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(), device.cost.copy(2 * bytes, DType::Float32),
                   what);
   }
-  kept_.insert(kept_.end(), taken.begin(), taken.end());
-  std::erase(kept_, kNoBlock);
+  put(taken, kept_);
   foreach_call(device, what, kPasses);
   return true;
 }

@@ -9,8 +9,12 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.tensor import Shard, distribute_tensor
+
+KEPT = ("mixed", "grad", "hook", "constructed", "attribute", "raising", "several")
 
 
 class Block(nn.Module):
@@ -66,6 +70,34 @@ class Muon(torch.optim.Optimizer):
                 p.to_local().add_(gradient.lerp(state["momentum"], 0.9).tanh(), alpha=-group["lr"])
 
 
+class Kept(torch.optim.Optimizer):
+    """Keeps a moment for each parameter, and more by `kind`."""
+
+    def __init__(self, params, kind):
+        super().__init__(params, {"lr": 1e-3})
+        self.kind, self.beside, self.raises = kind, {}, kind == "raising"
+        for p in self.param_groups[0]["params"] if kind == "constructed" else ():
+            self.state[p]["moment"] = torch.zeros_like(p)
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            state = self.beside.setdefault(p, {}) if self.kind == "attribute" else self.state[p]
+            if "moment" not in state:
+                state["moment"] = torch.zeros_like(p)
+            if self.kind == "mixed":  # in place, and another each step
+                state["scale"] = p.to_local().norm(2)
+            if self.kind == "grad":
+                p.grad = p.grad * 2
+            if self.kind == "hook":  # what the loop clears between steps
+                p.update = p.grad.to_local().tanh()
+            if self.raises and len(self.state) == 2:
+                self.raises = False
+                raise FloatingPointError("not a number")
+            state["moment"].lerp_(p.grad, 0.1)
+            p.add_(state["moment"], alpha=-1e-3)
+
+
 def sharded(model, output=None):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -85,6 +117,34 @@ def own(args):
     for _ in range(10):
         out, carry = model(torch.randn(4096, 256).cuda(), carry)
         F.cross_entropy(out.float(), torch.randint(0, 512, (4096,)).cuda()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def kept(args):
+    model = nn.Sequential(*(Block(512) for _ in range(3)))
+    for block in model:
+        fully_shard(block)
+    parts = [fully_shard(model.cuda())] if args.loop != "several" else [model[0], model[1:]]
+    optimizers = [Kept(part.parameters(), args.loop) for part in parts]
+    for _ in range(10):
+        model(torch.randn(16, 512).cuda()).square().mean().backward()
+        try:
+            for each in optimizers:
+                each.step()
+        except FloatingPointError:
+            print("raised, history", torch._C._cuda_isHistoryEnabled())
+        for p in model.parameters():
+            p.grad = p.update = None
+
+
+def bare(args):
+    """Parts of a mesh that no module has."""
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    weight = nn.Parameter(distribute_tensor(nn.Parameter(torch.randn(512, 512, device="cuda")), mesh, [Shard(0)]))
+    optimizer = Kept([weight], "mixed")
+    for _ in range(10):
+        weight.square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -164,8 +224,9 @@ def transformed(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned", "labelled", "transformed"))
+    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned", "labelled", "transformed", "bare", *KEPT))
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     arguments = parser.parse_args()
-    {"own": own, "norms": norms, "teacher": teacher, "micro": micro, "returned": returned, "labelled": labelled, "transformed": transformed}[arguments.loop](arguments)
+    loops = {"own": own, "norms": norms, "teacher": teacher, "micro": micro, "returned": returned, "labelled": labelled, "transformed": transformed, "bare": bare}
+    loops.get(arguments.loop, kept)(arguments)

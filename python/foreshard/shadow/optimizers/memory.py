@@ -3,9 +3,11 @@ is. The allocator's own history tells; a script that records that history itself
 
 from __future__ import annotations
 
+import functools
 import weakref
 
 from .. import beside
+from ..notes import note
 
 _NAMED = {
     "torch": {"AdamW", "Adam", "SGD", "Adafactor", "Muon", "NAdam", "Adagrad", "RAdam", "RMSprop", "Adamax"},
@@ -19,17 +21,19 @@ _running: list[_Running] = []  # the outermost first
 class _Running:
     """A step that has begun; one of a class that calls its base's is one step."""
 
-    def __init__(self, optimizer, backwards: int):
-        self.optimizer, self.depth, self.is_whole, self.backwards = weakref.ref(optimizer), 1, True, backwards
+    def __init__(self, optimizer, backwards: int, head: list[dict]):
+        self.optimizer, self.depth, self.is_whole, self.backwards, self.head = weakref.ref(optimizer), 1, True, backwards, head
 
 
 class _Seen:
-    """`there`: addresses of what earlier steps have taken and none has given back."""
+    """`there`: addresses of what earlier steps have taken and none has given back, by place; None: a place whose block has gone."""
 
     def __init__(self):
         self.steps: list[dict] = []  # the first and the last
-        self.there: list[int] = []
+        self.there: list[int | None] = []
+        self.sizes: dict[int, int] = {}  # by address
         self.params = 0
+        self.last: tuple[dict[int, int], int, int] | None = None  # of the latest step: numbers by address, places before it, and with what it took
 
 
 def is_named(optimizer) -> bool:
@@ -40,19 +44,28 @@ def is_named(optimizer) -> bool:
 
 def begins(optimizer, backwards: int) -> None:
     """`backwards`: how many have run."""
-    if is_named(optimizer) or not any(p.is_cuda for group in optimizer.param_groups for p in group["params"]):
+    if is_named(optimizer) or not any(p.is_cuda for p in _parameters(optimizer)):
         return
     import torch
 
     if _running and _running[-1].optimizer() is optimizer:
         _running[-1].depth += 1
         return
-    if not _running and getattr(torch._C, "_cuda_isHistoryEnabled", bool)():  # the script's
+    try:
+        if not _running and getattr(torch._C, "_cuda_isHistoryEnabled", bool)():
+            note(f"the script records the allocator's history itself: what {type(optimizer).__name__} takes in its step is not watched")
+            return
+        live = _live(torch)
+        torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS, clear_history=True)
+    except RuntimeError as error:  # cudaMallocAsync and pluggable allocators have none
+        note(f"what {type(optimizer).__name__} takes in its step is not watched: the allocator has no history ({str(error).splitlines()[0]})")
         return
     for each in _running:  # the inner one is what steps
         each.is_whole = False
-    _running.append(_Running(optimizer, backwards))
-    torch.cuda.memory._record_memory_history(enabled="all", context=None, max_entries=_MOST_EVENTS, clear_history=True)
+    seen = _seen.setdefault(optimizer, _Seen())
+    seen.last = None
+    seen.params = _trained(optimizer) or seen.params
+    _running.append(_Running(optimizer, backwards, _since(seen, live, optimizer)))
 
 
 def ends(optimizer, backwards: int) -> None:
@@ -68,42 +81,164 @@ def ends(optimizer, backwards: int) -> None:
         return
     trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(enabled=None)
-    seen = _seen.setdefault(optimizer, _Seen())
+    seen = _seen[optimizer]
     if backwards > step.backwards:  # its closure runs the model, which takes memory too: what it keeps is all that is known
-        trace = _difference(seen.there, optimizer)
+        trace = _difference(seen.there, step.head, optimizer)
+        seen.params = seen.params or _trained(optimizer)
     if len(trace) < _MOST_EVENTS:
-        _keep(seen, trace, optimizer)
+        _keep(seen, step.head + _without_gradients(trace, optimizer))
+    else:
+        note(f"a step of {type(optimizer).__name__} takes and gives back more blocks than are watched ({_MOST_EVENTS})")
 
 
-def _difference(there: list[int], optimizer) -> list[dict]:
-    now = {}
-    for state in optimizer.state.values():
+def tell_errors(step):
+    """A step that raises has no end that hooks are told of. PyTorch's own stay as they are, for compilers that know them."""
+    if step.__module__.startswith("torch.optim."):
+        return step
+
+    @functools.wraps(step)
+    def told(*args, **kwargs):
+        try:
+            return step(*args, **kwargs)
+        except BaseException:
+            _fails(args[0])
+            raise
+
+    return told
+
+
+def _fails(optimizer) -> None:
+    if not _running or _running[-1].optimizer() is not optimizer:
+        return
+    import torch
+
+    _running[-1].depth -= 1
+    if not _running[-1].depth and _running.pop().is_whole:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def rest(optimizers) -> None:
+    """Steps have ended, and the next begins: what they took and others have given back since (a loop that clears gradients) goes at their end."""
+    watched = [each for each in optimizers if each in _seen and _seen[each].last is not None]
+    if not watched or _running:
+        return
+    import torch
+
+    live = _live(torch)
+    for each in watched:
+        seen = _seen[each]
+        places, before, taken = seen.last
+        for address in _gone(seen, live, each):
+            seen.steps[-1]["events"].append(-1 - places.pop(address))
+        seen.there = _placed(places, before, taken)
+
+
+def _live(torch) -> dict[int, int]:
+    """Sizes by address of what is there."""
+    device = torch.cuda.current_device()
+    segments = [each for each in torch.cuda.memory._snapshot()["segments"] if each["device"] == device]
+    return {block["address"]: block["requested_size"] for each in segments for block in each["blocks"] if block["state"] == "active_allocated"}
+
+
+def _since(seen: _Seen, live: dict[int, int], optimizer) -> list[dict]:
+    """What has happened since its last step, as events: what it took and others have given back, and states that no step has taken (of its
+    constructor, of a checkpoint). A gradient may lie where something else lay."""
+    gone, states, gradients = _gone(seen, live, optimizer), _states(optimizer), _gradients(optimizer)
+    left = set(seen.there) - set(gone)
+    made = {address: live[address] for address in states if address in live and address not in left and address not in gradients}
+    return [{"action": "free_completed", "addr": a} for a in gone] + [{"action": "alloc", "addr": a, "size": size} for a, size in made.items()]
+
+
+def _gone(seen: _Seen, live: dict[int, int], optimizer) -> list[int]:
+    others = _gradients(optimizer) - set(_states(optimizer))
+    return [address for address in seen.there if address is not None and (live.get(address) != seen.sizes[address] or address in others)]
+
+
+def _without_gradients(trace: list[dict], optimizer) -> list[dict]:
+    """Those that it has put in the place of others, which the plan has until they are cleared."""
+    put, left = _gradients(optimizer) - set(_states(optimizer)), []
+    for event in reversed(trace):
+        if event["action"] == "alloc" and event["addr"] in put:
+            put.remove(event["addr"])
+        else:
+            left.append(event)
+    return left[::-1]
+
+
+def _difference(there: list[int | None], head: list[dict], optimizer) -> list[dict]:
+    """Of what was there when the step began, and of what it keeps now."""
+    gone = {each["addr"] for each in head if each["action"] != "alloc"}
+    before = [a for a in there if a is not None and a not in gone] + [each["addr"] for each in head if each["action"] == "alloc"]
+    now, known = _states(optimizer), set(before)
+    left = [{"action": "free_completed", "addr": address} for address in before if address not in now]
+    return left + [{"action": "alloc", "addr": address, "size": size} for address, size in now.items() if address not in known and size]
+
+
+def _states(optimizer) -> dict[int, int]:
+    """Sizes by address of what its states keep, without what is a parameter's."""
+    parameters, now = _addresses(_parameters(optimizer)), {}
+    for state in getattr(optimizer, "state", {}).values():
         for each in beside.tensors_inside(state, 3):
             storage = each.untyped_storage()
-            now[storage.data_ptr()] = storage.nbytes()
-    gone = [{"action": "free_completed", "addr": address} for address in there if address not in now]
-    return gone + [{"action": "alloc", "addr": address, "size": size} for address, size in now.items() if address not in there and size]
+            if storage.data_ptr() not in parameters:
+                now[storage.data_ptr()] = storage.nbytes()
+    return now
 
 
-def _local(parameter):
-    return parameter._local_tensor if hasattr(parameter, "_local_tensor") else parameter
+def _gradients(optimizer) -> set[int]:
+    return _addresses(p.grad for p in _parameters(optimizer) if p.grad is not None)
 
 
-def _keep(seen: _Seen, trace: list[dict], optimizer) -> None:
-    alive = {address: number for number, address in enumerate(seen.there)}
-    before = taken = len(alive)
+def _addresses(tensors) -> set[int]:
+    return {inner.untyped_storage().data_ptr() for each in tensors for inner in beside.tensors_inside(each, 0)}
+
+
+def _parameters(optimizer) -> list:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def _trained(optimizer) -> int:
+    """Bytes of this rank's parameters that have a gradient."""
+    return sum((p._local_tensor if hasattr(p, "_local_tensor") else p).nbytes for p in _parameters(optimizer) if p.grad is not None)
+
+
+def _keep(seen: _Seen, trace: list[dict]) -> None:
+    places = {address: number for number, address in enumerate(seen.there) if address is not None}
+    before = taken = len(seen.there)
     events = []
+    waiting: dict[int, bool] = {}  # given back; another stream may still read it
     for event in trace:
-        address = event["addr"]
-        if event["action"] == "alloc":
-            alive[address] = taken
+        action, address = event["action"], event.get("addr")
+        waiting.pop(address, None)
+        if action in ("alloc", "free_completed") and address in places:
+            events.append(-1 - places.pop(address))
+        if action == "alloc":
+            places[address], seen.sizes[address] = taken, event["size"]
             taken += 1
             events.append(event["size"])
-        elif event["action"] == "free_completed" and address in alive:
-            events.append(-1 - alive.pop(address))
-    seen.there = list(alive)
-    seen.params = sum(_local(p).nbytes for group in optimizer.param_groups for p in group["params"] if p.grad is not None) or seen.params
+        elif action == "free_requested":
+            waiting[address] = True
+    events += [-1 - places.pop(address) for address in waiting if address in places]
+    seen.there = _placed(places, before, taken)
+    seen.sizes = {address: seen.sizes[address] for address in places}
     seen.steps[1:] = [{"there": before, "events": events}]
+    seen.last = (places, before, taken)
+
+
+def _placed(places: dict[int, int], before: int, taken: int) -> list[int | None]:
+    """What is kept in the places of what has gone, and then behind: a place means the same in every step."""
+    by_place = {place: address for address, place in places.items()}
+    there = [by_place.get(place) for place in range(before)]
+    kept = [by_place[place] for place in range(before, taken) if place in by_place]
+    holes = [place for place in range(before) if there[place] is None]
+    for place, address in zip(holes, kept):
+        there[place] = address
+    return there + kept[len(holes) :]
+
+
+def kept(optimizers: list) -> set[int]:
+    """Addresses of what their steps have taken and not given back, in their states or elsewhere."""
+    return {address for each in optimizers if each in _seen for address in _seen[each].there if address is not None}
 
 
 def found(optimizers: list) -> dict[int, tuple[str, dict]]:

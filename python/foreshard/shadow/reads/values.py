@@ -184,7 +184,8 @@ class Mirrors:
         if self._known and (kept := _SIZES_BEHIND.get(name)) is not None:
             args, kwargs = (*args[:kept], *self._numbers(args[kept:])), self._numbers(kwargs)
         if self._known and name == "ctc_loss":
-            args, kwargs = (*args[:2], *map(self._on_host, args[2:])), {key: self._on_host(each) for key, each in kwargs.items()}
+            lengths = {key: self._on_host(each) for key, each in kwargs.items() if key.endswith("_lengths")}
+            args, kwargs = (*args[:2], *map(self._on_host, args[2:])), kwargs | lengths
         result = func(*args, **kwargs)
         if type(result) is self._torch.Tensor and result.dtype not in self._kinds and result.is_cuda and not self._is_counted(name, args, result):
             return result  # most of them
