@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <optional>
+#include <sstream>
 #include <utility>
 
 #include "sim/machine/profile_keys.h"
