@@ -453,7 +453,8 @@ void PredictionText::network() {
   if (!has_time() || static_cast<double>(at_half) < 1.02 * p_.step_time_ns.value) return;
   wrapped("between nodes",
           fmt::format("{:g} GB/s a card, not measured; at half of it a step would take about {}: the interval is wider "
-                      "for it {} base = \"{}\" and your links.scale_out_gb_per_s in a profile of your own",
+                      "for it {} in a profile with base = \"{}\", links.scale_out_gb_per_s and where you measured it "
+                      "(docs/formats/profile.md)",
                       s_.profile.scale_out_gb_per_s, duration_text(static_cast<double>(at_half)),
                       style_.unicode ? "→" : "->", s_.profile.id));
 }

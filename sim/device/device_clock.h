@@ -44,8 +44,9 @@ class LaunchQueue {
   }
 
   /// Whether so many launches can be issued from `host` on without holding it.
-  bool takes(std::size_t launches, SimTime host) const {
-    if (ends_.empty() || launches == 0) return true;
+  bool takes(std::size_t launches, SimTime host, std::size_t depth) const {
+    if (depth == 0 || launches == 0) return true;
+    if (ends_.empty()) return launches <= depth;
     return launches <= ends_.size() && ends_[(at_ + launches - 1) % ends_.size()] <= host;
   }
 

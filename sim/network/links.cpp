@@ -116,4 +116,10 @@ double network_gb_per_s(const HardwareProfile& profile, int group_ranks, int job
   return std::min(ports * group_ranks / job_ranks, std::max(profile.host_link_gb_per_s, of_card) * group_ranks);
 }
 
+bool is_network_measured(const HardwareProfile& profile) {
+  const auto source = profile.sources.find("scale_out_gb_per_s");
+  return profile.level >= CalibrationLevel::Microbenchmark ||
+         (source != profile.sources.end() && source->second.starts_with("measured"));
+}
+
 }  // namespace foreshard

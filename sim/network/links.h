@@ -34,4 +34,7 @@ std::optional<double> share_of_rings(const HardwareProfile& profile, int ranks);
 /// the ports, or, where there are fewer ranks than cards, no more than its link to the host.
 double network_gb_per_s(const HardwareProfile& profile, int group_ranks, int job_ranks);
 
+/// Whether somebody measured what it gives: the machine, or, as its source says ("measured ..."), that number alone.
+bool is_network_measured(const HardwareProfile& profile);
+
 }  // namespace foreshard

@@ -150,10 +150,8 @@ Exposure find_exposure(const Activity& activity, SimTime begin, SimTime end) {
   Exposure result;
   const std::vector<ComputeGap> gaps = gaps_in(activity, {begin, end});
   SimTime last_backward = begin;
-  for (const ComputeGap& gap : activity.gaps) {
-    if (gap.end <= begin || gap.begin >= end) continue;
+  for (const ComputeGap& gap : gaps)
     if (is_backward(gap.phase)) last_backward = gap.end;
-  }
   for (const ComputeGap& gap : gaps) result.idle += gap.end - gap.begin;
 
   std::vector<Window> exposed;
@@ -176,7 +174,7 @@ Exposure find_exposure(const Activity& activity, SimTime begin, SimTime end) {
       }
       const Window window{run.start, std::min(run.end, end)};
       for (auto gap = gap_behind(gaps, window.begin); gap != gaps.end() && gap->begin < window.end; ++gap) {
-        const Window part{std::max(window.begin, gap->begin), std::min(window.end, gap->end)};
+        const Window part = common(window, {gap->begin, gap->end});
         comm.exposed += part.end - part.begin;
         exposed.push_back(part);
         add(result.causes, cause_of(run, *gap, first_gather, last_backward), kind, part.end - part.begin);

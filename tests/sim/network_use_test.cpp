@@ -107,6 +107,9 @@ TEST_F(NetworkUseTest, NothingIsInDoubtInsideANodeOrWhereItWasMeasured) {
   ASSERT_TRUE(made.has_value());
   HardwareProfile measured = made->profile;
   EXPECT_GT(on(measured, *made, job).between_nodes.busy, 0);
+  measured.sources["scale_out_gb_per_s"] = "measured: nccl-tests";
+  EXPECT_EQ(on(measured, *made, job).between_nodes.busy, 0);
+  measured = made->profile;
   measured.level = CalibrationLevel::Microbenchmark;
   const Prediction known = on(measured, *made, job);
   EXPECT_EQ(known.between_nodes.busy, 0);

@@ -4,6 +4,7 @@
 
 #include "core/instruction_spans.h"
 #include "core/plan/process_groups.h"
+#include "sim/network/links.h"
 #include "sim/network/plain_links.h"
 #include "sim/play/core_sharing.h"
 
@@ -79,7 +80,7 @@ SimDuration PlayedCollectives::duration_of(const Instruction& i) {
 
 double PlayedCollectives::at_half(CollectiveKind kind, const GroupPlacement& placement, Bytes bytes) {
   const HardwareProfile& profile = context_.device.profile;
-  if (placement.nodes <= 1 || profile.level >= CalibrationLevel::Microbenchmark) return 0;
+  if (placement.nodes <= 1 || is_network_measured(profile)) return 0;
   KnownDuration& one = known(kind, placement, bytes);
   if (one.at_half >= 0) return one.at_half;
   if (!half_) {

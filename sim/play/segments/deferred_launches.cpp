@@ -46,8 +46,9 @@ bool DeferredLaunches::begin(const Run& run) {
   const SimTime host = device.clock.host();
   if (pending.any()) {
     // Nothing holds the host in the run, and all polls are over before the first of those that wait is done.
+    const std::size_t launches = run.launches->launches.size();
     const bool straight =
-        run.launches->waits.empty() && device.clock.queue(kCompute).takes(run.launches->launches.size(), host);
+        run.launches->waits.empty() && device.clock.queue(kCompute).takes(launches, host, device.clock.queue_depth());
     if (!straight || !pending.waits_beyond(host + run.launches->host, run.deferrable->all_polls)) return false;
   }
   run_ = run;

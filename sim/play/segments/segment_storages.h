@@ -2,7 +2,6 @@
 // from the moment they are made. Part of one PlanPlayer.
 #pragma once
 
-#include <array>
 #include <utility>
 #include <vector>
 
@@ -12,12 +11,16 @@
 
 namespace foreshard {
 
-inline MemoryCategory category_of_slot(SlotCategory category) {
-  static constexpr std::array<MemoryCategory, 6> kCategories{
-      MemoryCategory::Activations, MemoryCategory::Temporaries, MemoryCategory::ActivationGrads,
-      MemoryCategory::ParamGrads,  MemoryCategory::Outputs,     MemoryCategory::Workspace};
-  static_assert(static_cast<std::size_t>(SlotCategory::Workspace) + 1 == kCategories.size());
-  return kCategories[static_cast<std::size_t>(category)];
+constexpr MemoryCategory category_of_slot(SlotCategory category) {
+  switch (category) {
+    case SlotCategory::Activation: return MemoryCategory::Activations;
+    case SlotCategory::ActivationGrad: return MemoryCategory::ActivationGrads;
+    case SlotCategory::ParamGrad: return MemoryCategory::ParamGrads;
+    case SlotCategory::Output: return MemoryCategory::Outputs;
+    case SlotCategory::Workspace: return MemoryCategory::Workspace;
+    case SlotCategory::Temporary: break;
+  }
+  return MemoryCategory::Temporaries;
 }
 
 class SegmentStorages {
