@@ -383,7 +383,7 @@ class Declaration {
     add_choice(verb.add_option("--emit", schedule_.emit, "Write a module that sets PyTorch's FSDP2 up like this"),
                {"fsdp2"});
     verb.add_option("--seconds", schedule_.seconds, "Search no longer, and take the best so far; else to its end")
-        ->check(CLI::PositiveNumber.description(""))
+        ->check(CLI::Range(0.001, 1e6).description(""))
         ->type_name("N");
     add_output_file(verb, "--out", schedule_.out, "Write the schedule, for --schedule (or what --emit asks for)");
   }

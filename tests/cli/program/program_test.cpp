@@ -55,6 +55,7 @@ TEST(Program, AnUnknownFlagIsAUsageErrorThatNamesTheNearest) {
 }
 
 TEST(Program, WrongAndMissingArgumentsAreUsageErrors) {
+  EXPECT_THAT(run_program({"schedule", kToy, "--seconds", "0"}).err, HasSubstr("not in range 0.001"));
   EXPECT_EQ(run_program({"plan"}).exit_code, 2);
   EXPECT_EQ(run_program({"plan", kToy, "--format", "xml"}).exit_code, 2);
   EXPECT_EQ(run_program({"plan", kToy, "--iterations", "-1"}).exit_code, 2);
