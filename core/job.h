@@ -290,7 +290,7 @@ struct TrainOptions {
   GradScalerOptions grad_scaler;
   std::string zero_grad = "set_to_none";
   bool keeps_outputs = false;  // names of the loop hold a step's loss and outputs until the next forward has returned
-  Bytes beside = 0;  // on the device all the time, and no part of the model: a teacher, a reference, an average
+  Bytes beside = 0;        // on the device all the time, and no part of the model: a teacher, a reference, an average
   Bytes beside_later = 0;  // ... from the end of the first step on
   DataOptions data;
   std::int64_t seed = 0;

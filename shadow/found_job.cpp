@@ -220,10 +220,11 @@ class Finder {
   void watched_optimizer(const FoundOptimizer& found, OptimizerOptions& optimizer) {
     optimizer.name = OptimizerKind::Watched;
     optimizer.class_name = found.watched;
-    beyond("setting", "train.optimizer", found.name, "watched",
-           fmt::format("the optimizer is {}, which no job names: planned as it was seen to step here, in its order; with "
-                       "other sizes or numbers of ranks its memory is in proportion, and its time is a guess",
-                       found.name));
+    beyond(
+        "setting", "train.optimizer", found.name, "watched",
+        fmt::format("the optimizer is {}, which no job names: planned as it was seen to step here, in its order; with "
+                    "other sizes or numbers of ranks its memory is in proportion, and its time is a guess",
+                    found.name));
   }
 
   /// One that keeps as much for each parameter stands for it: that is what memory hangs on.

@@ -101,8 +101,8 @@ struct FoundSetting {
   bool sequence_balanced = true;
   std::string float8_all_gather;  // fsdp.float8_all_gather; empty: nothing is gathered in 8 bits
   AllocatorOptions allocator;
+  Bytes beside = 0;        // on the device before the first forward, and neither model, batch nor optimizer
   Bytes beside_later = 0;  // ... what was not there in the first step
-  Bytes beside = 0;  // on the device before the first forward, and neither model, batch nor optimizer
   double clip = 0;
   bool scaler = false;
   std::vector<FoundCheckpoint> checkpointed;

@@ -48,7 +48,8 @@ bool begins_with(const Arg& arg, std::int64_t rows) {
 
 /// Zeros behind what came, as many as the plan takes to be missing.
 bool pads(const Op& op) {
-  const auto* sizes = op.name == "aten.new_zeros.default" && op.args.size() > 1 ? std::get_if<ArgList>(&op.args[1].value) : nullptr;
+  const auto* sizes =
+      op.name == "aten.new_zeros.default" && op.args.size() > 1 ? std::get_if<ArgList>(&op.args[1].value) : nullptr;
   return sizes != nullptr && !begins_with(op.args[1], 1);
 }
 

@@ -32,8 +32,9 @@ using PartBuilder = std::function<Result<Model>(const ModelOptions&)>;
 /// parameters that the plan has untied (style "untied") layers beside experts that stay whole (style "whole"),
 /// modules that take a cut projection apart ("fused"), layers that are cut part by part ("packed") and their parameters
 /// that hold two ("halves"), modules whose split rows are no part of the sequence ("elsewhere") and whole parameters
-/// that read what is cut ("partial"). `whole` is as its source built it. Errors: check_mesh's; a plan that names nothing or that the model's operators cannot follow;
-/// heads, widths and lengths that the degree does not divide; experts beside a tensor dimension without `build`.
+/// that read what is cut ("partial"). `whole` is as its source built it. Errors: check_mesh's; a plan that names
+/// nothing or that the model's operators cannot follow; heads, widths and lengths that the degree does not divide;
+/// experts beside a tensor dimension without `build`.
 Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build = {});
 
 /// How many projections side by side a parameter holds, of each of which this rank has its part, one behind the other.

@@ -258,8 +258,8 @@ struct WatchedStep {
 };
 /// An optimizer of the script's that no job names.
 struct WatchedOptimizer {
-  std::string name;    // its class
-  Bytes params = 0;    // of what it stepped on its rank
+  std::string name;  // its class
+  Bytes params = 0;  // of what it stepped on its rank
   WatchedStep first, steady;
   bool operator==(const WatchedOptimizer&) const = default;
 };
@@ -284,10 +284,10 @@ struct Model {
   std::int32_t loss_begin = -1;
   Lifetimes lifetimes = Lifetimes::Built;
   bool assumes_choices = false;  // sizes hang on choices that nobody computed (routers, masks): balanced, or as told
-  std::map<std::string, std::string> job;  // what the source saw of the script: job key, value as --set takes it
-  std::vector<ParallelStyle> parallel;     // empty: nobody knows how to cut it
+  std::map<std::string, std::string> job;    // what the source saw of the script: job key, value as --set takes it
+  std::vector<ParallelStyle> parallel;       // empty: nobody knows how to cut it
   std::vector<WatchedOptimizer> optimizers;  // of the script, as they were seen to step
-  std::vector<MeshDimension> mesh;         // of a model that was cut: shapes are those of one rank (core/mesh)
+  std::vector<MeshDimension> mesh;           // of a model that was cut: shapes are those of one rank (core/mesh)
 
   // What the source knows beside the program; not needed to plan.
   std::string architecture;              // "llama", "gpt2", ...; empty if unknown
