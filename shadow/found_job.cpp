@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <optional>
 
@@ -38,6 +39,14 @@ bool is_root(const FoundUnit& unit) {
 
 std::int64_t one_each(const FoundUnit&) { return 1; }
 
+/// fsdp.quirks of "2.12.1+cu130"; what is no version has the default.
+std::string quirks_of(const std::string& version) {
+  std::pair<int, int> release;
+  if (std::sscanf(version.c_str(), "%d.%d", &release.first, &release.second) != 2) return "torch-2.11";
+  if (release >= std::pair(2, 15)) return "torch-2.15";
+  return release >= std::pair(2, 12) ? "torch-2.12" : "torch-2.11";
+}
+
 /// What most units have, by what each counts: the job's own value; the others are overrides.
 template <class Of>
 auto usual(const std::vector<const FoundUnit*>& units, Of of, std::int64_t (*counts)(const FoundUnit&) = one_each) {
@@ -62,6 +71,7 @@ class Finder {
             1, std::count_if(run.steps.begin(), run.steps.end(), [&](const auto& s) { return s.turn == turn; })))) {
     job().model.source = model;
     job().model.dtype = std::nullopt;  // parameters are as the script made them
+    job().fsdp.quirks = quirks_of(run_.torch);
   }
 
   FoundJob find() {

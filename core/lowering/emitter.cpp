@@ -80,7 +80,7 @@ void Emitter::finish(Kernel& kernel, std::initializer_list<const Ref*> inputs,
   for (const Ref* output : outputs)
     if (*output) kernel.written += layout(*output).bytes();
   note(kernel, {inputs.begin(), inputs.size()}, {outputs.begin(), outputs.size()});
-  tape().kernel(kernel);
+  run(kernel);
 }
 
 void Emitter::launch(const Kernel& kernel, std::span<const Ref> inputs, std::span<const Ref> outputs) {
@@ -89,6 +89,17 @@ void Emitter::launch(const Kernel& kernel, std::span<const Ref> inputs, std::spa
     for (const Ref& ref : inputs) in.push_back(&ref);
     for (const Ref& ref : outputs) out.push_back(&ref);
     note(kernel, in, out);
+  }
+  run(kernel);
+}
+
+void Emitter::run(const Kernel& kernel) {
+  const LoweringOptions& options = machine_.options;
+  Ref workspace;
+  if (options.blas_workspace > 0 && kernel.kind == KernelClass::Gemm && !kernel.convolution && kernel.launches > 0) {
+    const bool lt =
+        through_cublas_lt(kernel, machine_.name_id("aten.addmm.default"), machine_.name_id("aten._scaled_mm.default"));
+    workspace = tape().make_bytes(lt ? options.blas_lt_workspace : options.blas_workspace, SlotCategory::Workspace);
   }
   tape().kernel(kernel);
 }

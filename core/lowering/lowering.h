@@ -15,6 +15,7 @@
 // - Model inputs (token ids, labels) are no slots: the step's input buffers are the caller's.
 // - Matrix products need cuBLAS's workspace, allocated once by the first Gemm of forward and once more
 //   by the first Gemm of backward (autograd's thread has its own handle), never freed. It is in no list.
+//   Since PyTorch 2.15 each product has its own while it runs, in the lists (LoweringOptions::blas_workspace).
 // - Slots of category Output (the loss, the engine's first gradient) and `held` live until the caller drops them after
 //   backward. With LoweringOptions::hold_outputs the logits do too; without it they go with the forward's return.
 // - Slot::param and FinishedGradient::param number the distinct parameters (storage owners) of the segment in order of
@@ -105,6 +106,13 @@ struct Kernel {
   bool waits = false;             // the host goes on when it is done: it reads values that the operator makes
   bool operator==(const Kernel&) const = default;
 };
+
+/// Whether cuBLASLt makes a product, by the numbers that the program's operators have: _scaled_mm, and addmm but into
+/// one column or from one (isInputCompliesAddmmCudaLt).
+inline bool through_cublas_lt(const Kernel& kernel, std::int32_t addmm, std::int32_t scaled_mm) {
+  if (kernel.op < 0 || (kernel.op == addmm && (kernel.n == 1 || kernel.k == 1))) return false;
+  return kernel.op == addmm || kernel.op == scaled_mm;
+}
 
 /// One pass over a segment.
 struct KernelList {
@@ -203,6 +211,7 @@ struct LoweringOptions {
   bool keeps_casts = true;        // autocast keeps casts of trained parameters: they are no views of a flat one
   bool named_stay = false;        // what reentrant regions are called with by name goes with the graph, not before
   bool keep_only_needed = false;  // ... of these only what backward reads, as a compiler's partitioner does
+  Bytes blas_workspace = 0, blas_lt_workspace = 0;  // of each product while it runs; 0: each thread's has its own
   bool operator==(const LoweringOptions&) const = default;
 };
 

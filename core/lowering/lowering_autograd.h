@@ -92,6 +92,7 @@ class Emitter {
  private:
   static Tape& tape_of(Machine& machine);
   void note(const Kernel& kernel, std::span<const Ref* const> inputs, std::span<const Ref* const> outputs);
+  void run(const Kernel& kernel);  // with its own workspace
   Machine& machine_;
   const Op* op_;
   std::int32_t model_op_;

@@ -16,11 +16,27 @@ import torch.nn.functional as F
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from foreshard._autograd import python_apply
 from foreshard.capture import CaptureError, capture
 from foreshard.capture.known import LARGEST, beside_a_script, carry
 
 IDS = torch.tensor([[5, 7, 7, 2, 0, 0], [1, 2, 3, 4, 5, 0], [9, 0, 0, 0, 0, 0]])
 LABELS = torch.where(IDS > 4, IDS, -100)  # five are chosen
+
+
+class Counted(dict):
+    """A class method that is in C, as autograd.Function's `apply` since PyTorch 2.15."""
+
+    apply = dict.__dict__["fromkeys"]
+
+
+class ApplyOfFunctions(unittest.TestCase):
+    def test_one_in_c_gets_one_in_python_that_takes_the_class(self):
+        apply = python_apply(Counted)
+        self.assertIsInstance(apply, types.FunctionType)
+        self.assertIs(python_apply(Counted), apply)
+        self.assertEqual(Counted.apply("ab", 1), {"a": 1, "b": 1})
+        self.assertIsInstance(type("Sub", (Counted,), {}).apply("a"), Counted)
 
 
 class Body(nn.Module):

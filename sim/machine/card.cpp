@@ -44,13 +44,21 @@ NcclRow nccl_row(const CardArchitecture& card) {
   return card.number >= 80 ? NcclRow::Ampere : NcclRow::Volta;
 }
 
-Bytes blas_workspace(const CardArchitecture& card) {
-  constexpr Bytes kLarge = 32 * kMiB, kSmall = 2 * 4096 * kKiB + 8 * 16 * kKiB;
-  if (card.maker == Maker::Nvidia) return card.number == 90 ? kLarge : kSmall;
-  const bool instinct = card.number >> 4 == 0x94 || card.number >> 4 == 0x95;
-  return card.maker == Maker::Amd && instinct ? 128 * kMiB : kLarge;
+BlasWorkspaceUse blas_workspace_use(std::string_view release) {
+  if (release == "torch-2.15") return BlasWorkspaceUse::OfProduct;
+  return release == "torch-2.12" ? BlasWorkspaceUse::Shared : BlasWorkspaceUse::Apart;
 }
 
-Bytes blas_lt_workspace(const CardArchitecture& card) { return card.maker == Maker::Amd ? 76 * kMiB : kMiB; }
+BlasWorkspaceSizes blas_workspaces(const CardArchitecture& card, BlasWorkspaceUse use) {
+  constexpr Bytes kLarge = 32 * kMiB, kSmall = 2 * 4096 * kKiB + 8 * 16 * kKiB;
+  if (card.maker == Maker::Nvidia) {
+    const int major = card.number / 10;
+    const bool large = major == 9 || (use != BlasWorkspaceUse::Apart && (major == 10 || major == 12));
+    return {large ? kLarge : kSmall, use == BlasWorkspaceUse::Shared ? 0 : kMiB};
+  }
+  const bool instinct = card.number >> 4 == 0x94 || card.number >> 4 == 0x95;
+  if (card.maker == Maker::Amd) return {instinct ? 128 * kMiB : kLarge, 76 * kMiB};
+  return {kLarge, kMiB};
+}
 
 }  // namespace foreshard

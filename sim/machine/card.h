@@ -27,11 +27,21 @@ enum class NcclRow : std::uint8_t { Volta, Ampere, Hopper, Blackwell };
 /// Cards of AMD take Hopper's, assumed: RCCL has tables of its own.
 NcclRow nccl_row(const CardArchitecture& card);
 
-/// What PyTorch 2.11 allocates for cuBLAS with a stream's first matrix product (ATen/cuda/CublasHandlePool.cpp):
-/// 32 MiB on sm_90, 4096:2:16:8 KiB on every other card of NVIDIA (tried from 7.0 to 12.0 on the virtual device);
-/// 128 MiB on gfx94x and gfx95x, 32 MiB on others of AMD (read, not tried).
-Bytes blas_workspace(const CardArchitecture& card);
-/// For cuBLASLt, with a stream's first addmm or _scaled_mm: 1 MiB; hipBLASLt 76 MiB (read, not tried).
-Bytes blas_lt_workspace(const CardArchitecture& card);
+/// When PyTorch takes memory for cuBLAS and cuBLASLt (ATen/cuda/CublasHandlePool.cpp).
+enum class BlasWorkspaceUse : std::uint8_t {
+  Apart,     // until 2.11: each keeps its own, from a thread's and stream's first product (addmm or _scaled_mm) on
+  Shared,    // 2.12 to 2.14: cuBLASLt uses cuBLAS's
+  OfProduct  // since 2.15: each product has its own while it runs
+};
+/// Of fsdp.quirks, the release.
+BlasWorkspaceUse blas_workspace_use(std::string_view release);
+
+struct BlasWorkspaceSizes {
+  Bytes blas = 0, lt = 0;  // lt 0: it needs none of its own
+};
+/// 32 MiB on sm_90, since 2.12 on Blackwell too, 4096:2:16:8 KiB on every other card of NVIDIA, and 1 MiB (2.11, 2.12,
+/// 2.15 tried from 7.0 to 12.1 on the virtual device); 128 MiB on gfx94x and gfx95x, 32 MiB on others of AMD, and 76
+/// MiB (read, not tried).
+BlasWorkspaceSizes blas_workspaces(const CardArchitecture& card, BlasWorkspaceUse use);
 
 }  // namespace foreshard

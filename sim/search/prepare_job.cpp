@@ -136,6 +136,12 @@ LoweringOptions lowering_options(const HardwareProfile& profile, const Job& job)
     options.cpu_l2_bytes = profile.host_l2_bytes;
     options.cpu_threads = alone ? std::max<std::int64_t>(1, profile.sm_count) : 1;
   }
+  if (const BlasWorkspaceUse use = blas_workspace_use(job.fsdp.quirks);
+      profile.kind != "cpu" && use == BlasWorkspaceUse::OfProduct) {
+    const BlasWorkspaceSizes sizes = blas_workspaces(profile.architecture, use);
+    options.blas_workspace = sizes.blas;
+    options.blas_lt_workspace = sizes.lt;
+  }
   if (profile.kind != "cpu") options.offload = offloaded_activations(job);  // a host's activations are there already
   if (auto saved = saved_ops(job.checkpointing)) options.saved = std::move(*saved);  // build_plan refuses what is wrong
   return options;

@@ -50,6 +50,22 @@ TEST(FoundJob, UnitsAreNamedAndTheRootKeepsPyTorchsDefault) {
   EXPECT_EQ(found.job.model.seq, 512);
 }
 
+TEST(FoundJob, ItsReleaseIsTheScripts) {
+  WatchedRun run = run_of({unit("h.0")});
+  for (const char* version : {"", "2.6.0", "2.11.0+cu130"}) {
+    run.torch = version;
+    EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.fsdp.quirks, "torch-2.11") << version;
+  }
+  for (const char* version : {"2.12.0a0+git1", "2.12.1+cu130", "2.14.1"}) {
+    run.torch = version;
+    EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.fsdp.quirks, "torch-2.12") << version;
+  }
+  for (const char* version : {"2.15.0+cu132", "3.0"}) {
+    run.torch = version;
+    EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.fsdp.quirks, "torch-2.15") << version;
+  }
+}
+
 TEST(FoundJob, WhatDiffersByUnitBecomesAnOverride) {
   FoundUnit wide = unit("h.1", 0);
   wide.reduce = "bfloat16";

@@ -191,14 +191,25 @@ TEST(CardArchitecture, IsWrittenAsCompilersNameIt) {
   }
 }
 
-// Matrix products of PyTorch 2.11 on the virtual device, FAKEGPU_CC = 7.0 to 12.0.
-TEST(CardArchitecture, OnlyOneCardOfNvidiaHasTheLargeWorkspace) {
-  for (const char* name : {"sm_70", "sm_80", "sm_86", "sm_89", "sm_100", "sm_103", "sm_120"}) {
-    EXPECT_EQ(blas_workspace(*parse_architecture(name)), 8519680) << name;
+// Matrix products and addmm of PyTorch 2.11, 2.12.1 and 2.15 on the virtual device, FAKEGPU_CC = 7.0 to 12.1.
+TEST(CardArchitecture, ProductsHaveTheWorkspaceOfTheReleaseAndTheCard) {
+  const auto sizes = [](const char* card, const char* release) {
+    const BlasWorkspaceSizes found = blas_workspaces(*parse_architecture(card), blas_workspace_use(release));
+    return std::pair(found.blas, found.lt);
+  };
+  for (const char* card : {"sm_70", "sm_80", "sm_89", "sm_110"}) {
+    EXPECT_EQ(sizes(card, "torch-2.11"), std::pair(Bytes{8519680}, kMiB)) << card;
+    EXPECT_EQ(sizes(card, "torch-2.12"), std::pair(Bytes{8519680}, Bytes{0})) << card;
+    EXPECT_EQ(sizes(card, "torch-2.15"), std::pair(Bytes{8519680}, kMiB)) << card;
   }
-  EXPECT_EQ(blas_workspace(*parse_architecture("sm_90")), 33554432);
-  EXPECT_EQ(blas_workspace(*parse_architecture("gfx942")), 128 * kMiB);
-  EXPECT_EQ(blas_lt_workspace(*parse_architecture("sm_90")), kMiB);
+  for (const char* card : {"sm_100", "sm_103", "sm_120"}) {
+    EXPECT_EQ(sizes(card, "torch-2.11"), std::pair(Bytes{8519680}, kMiB)) << card;
+    EXPECT_EQ(sizes(card, "torch-2.12"), std::pair(32 * kMiB, Bytes{0})) << card;
+    EXPECT_EQ(sizes(card, "torch-2.15"), std::pair(32 * kMiB, kMiB)) << card;
+  }
+  EXPECT_EQ(sizes("sm_90", "torch-2.4"), std::pair(32 * kMiB, kMiB));
+  EXPECT_EQ(sizes("sm_90", "torch-2.12"), std::pair(32 * kMiB, Bytes{0}));
+  EXPECT_EQ(sizes("gfx942", "torch-2.11"), std::pair(128 * kMiB, 76 * kMiB));
 }
 
 struct BadCase {

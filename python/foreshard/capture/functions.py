@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from .._autograd import python_apply
 from .pitfalls import own_result_note
 from .opaque import Opaque
 from .recorder import Recorder
@@ -87,7 +88,7 @@ class Functions:
 
     @contextlib.contextmanager
     def watch(self):
-        function = torch.autograd.Function.__dict__["apply"].__func__
+        function = python_apply(torch.autograd.Function)
         code = function.__code__
         plain = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         recorder = self._recorder

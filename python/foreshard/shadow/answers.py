@@ -24,7 +24,7 @@ from .reads import collectives, flags, masks, values
 
 LARGE = 1 << 20  # bytes
 OLDEST = (2, 6)
-TESTED = "2.11"
+TESTED = ("2.11", "2.12", "2.15")
 
 
 def begin() -> None:
@@ -59,12 +59,12 @@ def refuse(code: str, message: str, hint: str) -> None:
 def _torch(torch) -> None:
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST:
-        refuse("bad-input", f"the script's PyTorch is {torch.__version__}", f"PyTorch 2.6 or later is watched; tested with {TESTED}")
+        refuse("bad-input", f"the script's PyTorch is {torch.__version__}", f"PyTorch 2.6 or later is watched; tested with {', '.join(TESTED)}")
     if torch.version.cuda is None:
         refuse("bad-input", f"the script's PyTorch {torch.__version__} is built without CUDA",
                "install a CUDA build (pip install torch, without the index for CPUs): no GPU and no driver are needed")  # fmt: skip
-    if ".".join(map(str, version)) != TESTED:
-        note(f"PyTorch {torch.__version__}: the virtual device is tested with {TESTED}")
+    if ".".join(map(str, version)) not in TESTED:
+        note(f"PyTorch {torch.__version__}: the virtual device is tested with {', '.join(TESTED)}")
     if not torch.cuda.is_available():
         refuse("bad-input", f"PyTorch {torch.__version__} for CUDA {torch.version.cuda} does not see the virtual device",
                "it plays CUDA 13: a PyTorch that is built for CUDA 13 is needed")  # fmt: skip

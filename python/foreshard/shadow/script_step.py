@@ -8,6 +8,7 @@ import functools
 import sys
 import weakref
 
+from .._autograd import python_apply
 from . import beside, dtensors, names
 from .names import class_of, of_script, variables
 from .notes import note
@@ -31,7 +32,7 @@ def begin(torch) -> None:
 
 def watch_functions(python_module) -> None:
     """autograd.Function: its apply is one step of the script, whatever runs inside."""
-    inner = python_module.Function.__dict__["apply"].__func__
+    inner = python_apply(python_module.Function)
 
     def apply(cls, *args, **kwargs):
         run = functools.partial(inner, cls)

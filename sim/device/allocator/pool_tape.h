@@ -74,7 +74,7 @@ struct SegmentRun {
   const void* kernels = nullptr;  // the list
   std::int32_t instance = -1;
   std::uint8_t had_workspaces = 0, made_workspaces = 0;  // BlasWorkspaces' bits
-  Bytes workspace = 0;                                   // the size of cuBLAS's
+  Bytes workspace = 0;                                   // the size of both
   std::array<std::size_t, 2> begin{};                    // in the pools' events
   std::array<std::size_t, 2> end{};
   std::array<std::int32_t, 2> made{};  // allocations

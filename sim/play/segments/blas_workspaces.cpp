@@ -7,9 +7,11 @@ constexpr std::uint8_t kBlasWorkspace = 1, kLtWorkspace = 2;
 
 }  // namespace
 
-Bytes BlasWorkspaces::bytes() const {
-  const HardwareProfile& profile = context_.device.profile;
-  return profile.kind == "cpu" ? 0 : blas_workspace(profile.architecture);
+BlasWorkspaces::BlasWorkspaces(PlayContext& context, RunRecorder& recorder) : context_(context), recorder_(recorder) {
+  const HardwareProfile& profile = context.device.profile;
+  const BlasWorkspaceUse use = blas_workspace_use(context.job.fsdp.quirks);
+  if (profile.kind != "cpu" && use != BlasWorkspaceUse::OfProduct)  // those are in the lowered program
+    sizes_ = blas_workspaces(profile.architecture, use);
 }
 
 std::uint8_t BlasWorkspaces::wanted(bool lt) { return lt ? kBlasWorkspace | kLtWorkspace : kBlasWorkspace; }
@@ -19,10 +21,9 @@ bool BlasWorkspaces::ensure(bool lt, bool engine) {
   for (const std::uint8_t one : {kBlasWorkspace, kLtWorkspace}) {
     if ((wanted(lt) & one & ~has) == 0) continue;
     has |= one;
-    if (bytes() == 0) continue;
-    Device& device = context_.device;
-    const Bytes size = one == kLtWorkspace ? blas_lt_workspace(device.profile.architecture) : bytes();
-    const BlockHandle block = device.book.allocate(size, index_of(Stream::D), MemoryCategory::Workspace);
+    const Bytes size = one == kLtWorkspace ? sizes_.lt : sizes_.blas;
+    if (size == 0) continue;
+    const BlockHandle block = context_.device.book.allocate(size, index_of(Stream::D), MemoryCategory::Workspace);
     if (block == kNoBlock) return context_.out_of_memory(size);
     if (recorder_.open()) recorder_.made_workspace(one, block);
   }

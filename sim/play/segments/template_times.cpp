@@ -61,7 +61,8 @@ class TemplateTimer {
       const Kernel& kernel = list.kernels[k];
       times.push_back({context_.device.cost.host(kernel, backward), device[k], kernel.before_begin, kernel.before_end,
                        kernel.after_begin, kernel.after_end, kernel.launches > 0,
-                       kernel.kind == KernelClass::Gemm && !kernel.convolution, through_lt(kernel),
+                       kernel.kind == KernelClass::Gemm && !kernel.convolution,
+                       through_cublas_lt(kernel, addmm_, scaled_mm_),
                        backward && kernel.op >= 0 && (kernel.op == add_ || kernel.op == add_in_place_),
                        kernel.waits && context_.device.profile.kind != "cpu", collectives_.communicator_of(kernel),
                        context_.device.interference.slowdown(context_.device.cost.tiles(kernel))});
@@ -70,12 +71,6 @@ class TemplateTimer {
   }
 
  private:
-  /// isInputCompliesAddmmCudaLt: not into one column, and not from one.
-  bool through_lt(const Kernel& kernel) const {
-    if (kernel.op == addmm_ && (kernel.n == 1 || kernel.k == 1)) return false;
-    return kernel.op >= 0 && (kernel.op == addmm_ || kernel.op == scaled_mm_);
-  }
-
   std::vector<SimDuration> durations(const KernelList& list, const Segment* segment, bool backward) {
     std::vector<SimDuration> device;
     device.reserve(list.kernels.size());

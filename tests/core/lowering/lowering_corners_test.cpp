@@ -524,6 +524,27 @@ TEST(LoweringCorners, FlashAttentionSplitsKeysWhereMostMultiprocessorsWouldBeIdl
   }
 }
 
+// PyTorch 2.15 on the virtual device: behind the result, gone behind the kernel; backward's products are not Lt's.
+TEST(LoweringCorners, ProductsHaveWorkspacesWhileTheyRunWhereTheReleaseGivesThem) {
+  ToyProgram toy;
+  toy.input("x", {8, 64});
+  toy.param("w", {64, 32});
+  toy.param("b", {32});
+  toy.op("aten.addmm.default", {"b", "x", "w"}, {{"y", {8, 32}}});
+  toy.op("aten.sum.default", {"y"}, {{"loss", {}}});
+  const Model model = toy.finish("loss");
+  const auto segments = segments_by_block(model, "");
+  LoweringOptions options;
+  options.blas_workspace = 32 * kMiB;
+  options.blas_lt_workspace = kMiB;
+  const auto lowered = lower(model, segments, all_trainable(model), options);
+  ASSERT_TRUE(lowered);
+  std::vector<Bytes> large;
+  for (const testing::ReplayEvent& event : replay(*lowered, segments).events)
+    if (event.bytes >= kMiB) large.push_back(event.alloc ? event.bytes : -event.bytes);
+  EXPECT_EQ(large, (std::vector<Bytes>{kMiB, -kMiB, 32 * kMiB, -32 * kMiB}));
+}
+
 TEST(LoweringCorners, AProgramWithoutOperatorsIsEmpty) {
   const auto lowered = lower(Model{}, {}, {});
   ASSERT_TRUE(lowered);
