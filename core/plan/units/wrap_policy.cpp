@@ -95,6 +95,7 @@ std::vector<ModuleId> batch_norms(const WrapRequest& request) {
 
 std::optional<std::string> batch_norm_warning(const WrapRequest& request, const std::vector<ModuleId>& batch_norms) {
   std::vector<std::string> classes;
+  classes.reserve(batch_norms.size());
   for (const ModuleId module : batch_norms) classes.push_back(request.model.modules[module.index()].class_name);
   if (classes.empty()) return std::nullopt;
   std::sort(classes.begin(), classes.end());
