@@ -90,7 +90,7 @@ struct MadeAgain::Walk {
 
 MadeAgain::MadeAgain(const Model& model, const std::vector<bool>& trainable) : model_(model) {
   const std::vector<const OpRule*> rules = rules_of(model.ops);
-  const SharedMemory shared(model, rules);
+  const SharedMemory shared(model, rules, References(model.ops));
   for (std::size_t v = 0; v < model.values.size(); ++v) memory_.push_back(shared.of(ValueId(v)));
   given_.assign(model.values.size(), false);
   bytes_.assign(model.values.size(), 0);

@@ -326,7 +326,7 @@ void Machine::save_by_rule(Node& node, std::int32_t step, const std::vector<Ref>
   std::uint8_t wants = 0;
   for (std::size_t i = 0; i < args.size() && i < 8; ++i)
     if (tape.at(args[i]).requires_grad) wants = static_cast<std::uint8_t>(wants | 1U << i);
-  for (const SaveRule& save : saves_of_call(*node.rule, *node.op, args.size(), results.size(), wants)) {
+  for_each_save(*node.rule, *node.op, args.size(), results.size(), wants, [&](const SaveRule& save) {
     const auto& from = save.result ? results : args;
     Saved saved;
     saved.result = save.result;
@@ -341,7 +341,7 @@ void Machine::save_by_rule(Node& node, std::int32_t step, const std::vector<Ref>
     else
       promise(*frame, saved, step, is_function(rule_of(step).formula));
     node.saved.push_back(std::move(saved));
-  }
+  });
 }
 
 /// A view that is written has no history of its own: autograd gives it to the tensor that it is a view of, and later

@@ -78,12 +78,12 @@ class Walk {
       if (args_[i].wants) wants = static_cast<std::uint8_t>(wants | 1U << i);
     const auto results =
         static_cast<std::size_t>(std::count_if(op.out.begin(), op.out.end(), [](ValueId id) { return id.valid(); }));
-    for (const SaveRule& save : saves_of_call(rule, op, args_.size(), results, wants)) {
+    for_each_save(rule, op, args_.size(), results, wants, [&](const SaveRule& save) {
       segment.last_save = index;
-      if (save.result) continue;
+      if (save.result) return;
       add_read(segment, args_[save.index].param);
       if (kept_ != nullptr) kept_->push_back(save.index);
-    }
+    });
   }
 
   void note_opaque(const OpaqueOp& opaque, std::int32_t index, SegmentAutograd& segment) {
@@ -119,27 +119,7 @@ bool puts_tensor(const Op& op) {
 std::vector<SaveRule> saves_of_call(const OpRule& rule, const Op& op, std::size_t args, std::size_t results,
                                     std::uint8_t wants) {
   std::vector<SaveRule> saves;
-  const bool put = rule.formula == OpFormula::IndexPut;
-  if (put || rule.formula == OpFormula::Index) {  // all of their index tensors, however many there are
-    const std::size_t behind = put && puts_tensor(op) ? 1 : 0;
-    for (std::size_t i = 1; i + behind < args; ++i) saves.push_back({false, static_cast<std::uint8_t>(i), 0});
-    return saves;
-  }
-  // A batch norm without weights keeps its running statistics, which are then its second and third tensor.
-  bool unweighted = args == 3 && rule.name.find("batch_norm") != std::string_view::npos && op.args.size() > 1 &&
-                    std::holds_alternative<std::monostate>(op.args[1].value);
-  const auto add = [&](const SaveRule& save) {
-    const bool needed = save.if_grad == 0 || (save.if_grad & wants) != 0;
-    if (needed && save.index < (save.result ? results : args)) saves.push_back(save);
-  };
-  for (std::size_t i = 0; i < rule.save_count; ++i) {
-    if (unweighted && rule.saves[i].result) {
-      add({false, 2, 0});
-      unweighted = false;
-    }
-    add(rule.saves[i]);
-  }
-  if (unweighted) add({false, 2, 0});
+  for_each_save(rule, op, args, results, wants, [&](const SaveRule& save) { saves.push_back(save); });
   return saves;
 }
 

@@ -3,8 +3,11 @@
 // that were kept). Pure functions of the rules (op_rules.h) and the program.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "core/lowering/op_rules.h"
@@ -13,8 +16,33 @@ namespace foreshard {
 
 /// Of index_put: whether what is put is a tensor and not a number.
 bool puts_tensor(const Op& op);
-/// The saves of a call with so many tensor arguments and results. `wants`: bit i says that argument i, of the first
-/// eight, needs a gradient.
+/// Calls f(SaveRule) for the saves of a call with so many tensor arguments and results. `wants`: bit i says that
+/// argument i, of the first eight, needs a gradient.
+template <class F>
+void for_each_save(const OpRule& rule, const Op& op, std::size_t args, std::size_t results, std::uint8_t wants,
+                   const F& f) {
+  const bool put = rule.formula == OpFormula::IndexPut;
+  if (put || rule.formula == OpFormula::Index) {  // all of their index tensors, however many there are
+    const std::size_t behind = put && puts_tensor(op) ? 1 : 0;
+    for (std::size_t i = 1; i + behind < args; ++i) f(SaveRule{false, static_cast<std::uint8_t>(i), 0});
+    return;
+  }
+  // A batch norm without weights keeps its running statistics, which are then its second and third tensor.
+  bool unweighted = args == 3 && rule.name.find("batch_norm") != std::string_view::npos && op.args.size() > 1 &&
+                    std::holds_alternative<std::monostate>(op.args[1].value);
+  const SaveRule third{false, 2, 0};
+  for (std::size_t i = 0; i < rule.save_count; ++i) {
+    const SaveRule& save = rule.saves[i];
+    if (unweighted && save.result) {
+      f(third);
+      unweighted = false;
+    }
+    const bool needed = save.if_grad == 0 || (save.if_grad & wants) != 0;
+    if (needed && save.index < (save.result ? results : args)) f(save);
+  }
+  if (unweighted) f(third);
+}
+/// ... those saves.
 std::vector<SaveRule> saves_of_call(const OpRule& rule, const Op& op, std::size_t args, std::size_t results,
                                     std::uint8_t wants);
 

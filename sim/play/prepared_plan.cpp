@@ -68,6 +68,7 @@ class PlayLister {
     stepped_ = stepped_ || (i.kind == InstructionKind::OptimizerStep && i.phase == Phase::Optimizer && !i.name.valid());
     alone_ = stepped_ || is_among(i.kind, kPhases);
     batch_begun_ = i.phase != Phase::RootPreForward;
+    if (i.kind == InstructionKind::Alloc && i.buffer.what == BufferWhat::Input) list_.owns_inputs = true;
     const bool buffer = is_of_compute(i);
     list_.steps.push_back({position, buffer ? static_cast<std::int32_t>(list_.buffers.size()) : -1, phase_, stays});
     if (!buffer) {
@@ -121,11 +122,7 @@ PreparedPlan::PreparedPlan(const Plan& plan, const Model& model) : numbers(plan,
                        iteration.instructions.size() == (&iteration - 1)->instructions.size();  // equal but for events
     lists.push_back(again ? lists.back() : std::make_shared<const PlayList>(play_list(plan, iteration, numbers)));
   }
-  owns_inputs = std::any_of(all.begin(), all.end(), [](const PlanIteration& iteration) {
-    return std::any_of(iteration.instructions.begin(), iteration.instructions.end(), [](const Instruction& i) {
-      return i.kind == InstructionKind::Alloc && i.buffer.what == BufferWhat::Input;
-    });
-  });
+  owns_inputs = std::any_of(lists.begin(), lists.end(), [](const auto& list) { return list->owns_inputs; });
 }
 
 }  // namespace foreshard

@@ -60,6 +60,7 @@ struct PlayedStep {
 struct PlayList {
   std::vector<PlayedStep> steps;
   std::vector<BufferStep> buffers;
+  bool owns_inputs = false;  // the batch is a buffer of the plan's
 };
 
 struct PreparedPlan {
@@ -68,7 +69,7 @@ struct PreparedPlan {
 
   BufferNumbers numbers;
   std::vector<std::shared_ptr<const PlayList>> lists;  // by iteration
-  bool owns_inputs = false;                            // the batch is a buffer of the plan's
+  bool owns_inputs = false;                            // one of them does
 };
 
 }  // namespace foreshard

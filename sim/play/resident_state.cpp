@@ -43,14 +43,15 @@ std::vector<bool> without_gradient(const Plan& plan, const Model& model) {
 std::vector<bool> units_with_gradient(const Plan& plan) {
   std::vector<bool> with(plan.units.size(), plan.runtime != Runtime::Fsdp1);
   if (plan.runtime != Runtime::Fsdp1) return with;
-  bool any = false;
+  std::size_t found = 0;
   for (const PlanIteration& iteration : plan.iterations) {
     for (const Instruction& i : iteration.instructions) {
-      if (i.buffer.what != BufferWhat::GradPiece || !i.buffer.unit.valid()) continue;
-      with[i.buffer.unit.index()] = any = true;
+      if (i.buffer.what != BufferWhat::GradPiece || !i.buffer.unit.valid() || with[i.buffer.unit.index()]) continue;
+      with[i.buffer.unit.index()] = true;
+      if (++found == with.size()) return with;
     }
   }
-  if (!any) with.assign(with.size(), true);  // the plan does not say
+  if (found == 0) with.assign(with.size(), true);  // the plan does not say
   return with;
 }
 

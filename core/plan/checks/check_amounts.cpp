@@ -6,7 +6,6 @@
 #include <deque>
 #include <map>
 #include <set>
-#include <unordered_set>
 #include <vector>
 
 #include "core/plan/checks/check_parts.h"
@@ -34,15 +33,17 @@ std::int64_t gathers_of(const Plan& plan, UnitId id, bool is_root, std::int64_t 
   return holds && kept ? 1 : micro_batches;
 }
 
-bool runs_once(const Plan& plan, const PlanIteration& iteration) {
-  std::set<UnitId> forward(iteration.post_order.begin(), iteration.post_order.end());
-  if (forward.size() != iteration.post_order.size()) return false;
+bool runs_once(const Plan& plan, const IndexedPlan::Iteration& iteration) {
+  bool recomputes = false;  // P9
   std::set<UnitId> backward;
-  for (const Instruction& i : iteration.instructions) {
-    if (i.kind == InstructionKind::Recompute) return false;  // P9
-    if (i.kind != InstructionKind::Backward || !i.segment.valid()) continue;
+  iteration.for_each(IndexedPlan::Kinds::Runs, [&](std::size_t, const Instruction& i) {
+    recomputes = recomputes || i.kind == InstructionKind::Recompute;
+    if (recomputes || i.kind != InstructionKind::Backward || !i.segment.valid()) return;
     backward.insert(plan.segments[i.segment.index()].unit);
-  }
+  });
+  const std::vector<UnitId>& post_order = iteration.of.post_order;
+  const std::set<UnitId> forward(post_order.begin(), post_order.end());
+  if (recomputes || forward.size() != post_order.size()) return false;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     const PlanUnit& unit = plan.units[u];
     if (unit.params.empty()) continue;
@@ -70,32 +71,57 @@ Expected expected_counts(const Plan& plan, const std::vector<UnitId>& root_of, c
   return expected;
 }
 
-std::int64_t count_in_training(const PlanIteration& iteration, InstructionKind kind) {
-  return std::count_if(iteration.instructions.begin(), iteration.instructions.end(), [&](const Instruction& i) {
+class EventSet {
+ public:
+  void insert(EventId event) {
+    if (!is_near(event)) {
+      far_.insert(event);
+      return;
+    }
+    if (event.index() >= near_.size()) near_.resize(event.index() + 1, false);
+    near_[event.index()] = true;
+  }
+  bool contains(EventId event) const {
+    return is_near(event) ? event.index() < near_.size() && near_[event.index()] : far_.contains(event);
+  }
+
+ private:
+  static bool is_near(EventId event) { return event.value >= 0 && event.value < kNearEvents; }
+
+  std::vector<bool> near_;
+  std::set<EventId> far_;
+};
+
+std::int64_t count_in_training(const IndexedPlan::Iteration& iteration, InstructionKind kind) {
+  std::int64_t count = 0;
+  iteration.for_each(IndexedPlan::Kinds::Collectives, [&](std::size_t, const Instruction& i) {
     // Scales of what is gathered in 8 bits, gradients summed over tensor ranks: no unit's own.
     const bool beside = i.stream == Stream::M;
-    return i.kind == kind && i.phase != Phase::Clip && i.phase != Phase::Init && !beside;
+    if (i.kind == kind && i.phase != Phase::Clip && i.phase != Phase::Init && !beside) ++count;
   });
+  return count;
 }
 
 }  // namespace
 
 /// V3: table 19.11, for iterations in which every unit runs once.
-Verdict check_collective_counts(const Plan& plan) {
+Verdict check_collective_counts(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   std::int64_t looked = 0;
   const std::vector<UnitId> root_of = roots_by_name(plan);
-  for (const PlanIteration& iteration : plan.iterations) {
+  for (const IndexedPlan::Iteration& one : indexed.iterations) {
+    const PlanIteration& iteration = one.of;
     const auto micro_batches = std::count(iteration.actions.begin(), iteration.actions.end(), "fwd");
     if (plan.runtime == Runtime::None || plan.failure || !is_plain_training(iteration)) continue;
     // Several micro-batches have several passes in one post-forward order; the last pass is what it holds.
-    if (!runs_once(plan, iteration)) continue;
+    if (!runs_once(plan, one)) continue;
     // A schedule may keep what it has gathered over micro-batches.
     if (plan.runtime == Runtime::Planned && micro_batches > 1) continue;
     ++looked;
     const Expected expected = expected_counts(plan, root_of, iteration, micro_batches);
     const auto compare = [&](InstructionKind kind, std::int64_t wanted) {
-      const std::int64_t got = count_in_training(iteration, kind);
+      const std::int64_t got = count_in_training(one, kind);
       if (got != wanted) {
         verdict.finding.wrong(
             fmt::format("iteration {}: {} {}, expected {}", iteration.index, got, instruction_kind_name(kind), wanted));
@@ -112,7 +138,8 @@ Verdict check_collective_counts(const Plan& plan) {
 }
 
 /// V7: pops only at queue length 2 and more, oldest first; one check per unshard; NO_SHARD has no events in the queue.
-Verdict check_limiter(const Plan& plan) {
+Verdict check_limiter(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   if (plan.runtime != Runtime::Fsdp1) {
     verdict.undecided = "the limiter is fsdp1's";
@@ -120,19 +147,19 @@ Verdict check_limiter(const Plan& plan) {
   }
   const std::vector<UnitId> root_of = roots_by_name(plan);
   std::map<UnitId, std::deque<EventId>> queues;  // by root
-  std::unordered_set<std::int32_t> recorded;     // events
-  std::int64_t next = 0, pops = 0, pushes = 0, checks = 0;
-  for (const PlanIteration& iteration : plan.iterations) {
-    for (std::size_t k = 0; k < iteration.instructions.size(); ++k) {
-      const Instruction& i = iteration.instructions[k];
-      const std::int64_t id = next++;
-      if (records_event(i)) recorded.insert(i.event.value);
-      if (i.kind != InstructionKind::LimiterPush && i.kind != InstructionKind::LimiterCheck) continue;
+  EventSet recorded;
+  std::int64_t pops = 0, pushes = 0, checks = 0;
+  for (const IndexedPlan::Iteration& one : indexed.iterations) {
+    const PlanIteration& iteration = one.of;
+    one.for_each(IndexedPlan::Kinds::Events, [&](std::size_t k, const Instruction& i) {
+      if (records_event(i)) recorded.insert(i.event);
+      if (i.kind == InstructionKind::RecordEvent) return;
+      const std::int64_t id = one.first_id + static_cast<std::int64_t>(k);
       std::deque<EventId>& queue = queues[i.unit.valid() ? root_of[i.unit.index()] : UnitId(0)];
       if (i.kind == InstructionKind::LimiterPush) {
         ++pushes;
         queue.push_back(i.event);
-        if (!recorded.contains(i.event.value))
+        if (!recorded.contains(i.event))
           verdict.finding.wrong(show(plan, id, i) + " queues an event that nobody recorded");
         if (i.unit.valid() && plan.units[i.unit.index()].strategy == Strategy::NoShard) {
           verdict.finding.wrong(show(plan, id, i) + " queues an event of a NO_SHARD unit");
@@ -156,7 +183,7 @@ Verdict check_limiter(const Plan& plan) {
           if (!waits) verdict.finding.wrong(show(plan, id, i) + " pops without the host waiting for the event");
         }
       }
-    }
+    });
     std::vector<EventId> queued;
     for (const auto& [root, queue] : queues) queued.insert(queued.end(), queue.begin(), queue.end());
     if (queued != iteration.limiter_queue) {
@@ -169,7 +196,8 @@ Verdict check_limiter(const Plan& plan) {
 }
 
 /// V8: pre times post is the number of ranks that the gradients are averaged over.
-Verdict check_divide_factors(const Plan& plan) {
+Verdict check_divide_factors(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   const double ranks = static_cast<double>(std::max<std::size_t>(1, plan.groups.shard.size())) *
                        static_cast<double>(std::max<std::size_t>(1, plan.groups.replicate.size()));
@@ -186,7 +214,8 @@ Verdict check_divide_factors(const Plan& plan) {
 }
 
 /// V15: no forward prefetch while the order is being recorded (P1).
-Verdict check_forward_prefetch(const Plan& plan) {
+Verdict check_forward_prefetch(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   if (plan.runtime != Runtime::Fsdp1) {
     verdict.undecided = "recorded forward prefetch is fsdp1's";

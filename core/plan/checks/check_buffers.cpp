@@ -93,14 +93,18 @@ bool stays_without_backward(const PlanIteration& iteration, const std::vector<Un
 }  // namespace
 
 /// V2: allocations and frees balance; after a synchronised iteration no full buffer of a sharded unit is alive.
-Verdict check_buffers_balance(const Plan& plan) {
+Verdict check_buffers_balance(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   LiveBuffers alive;
-  std::int64_t id = 0, allocs = 0, frees = 0;
+  std::int64_t allocs = 0, frees = 0;
   const std::vector<UnitId> root_of = roots_by_name(plan);
-  for (const PlanIteration& iteration : plan.iterations) {
-    for (const Instruction& i : iteration.instructions) {
-      if (is_tracked(i.buffer.what) && is_alloc(i)) {
+  for (const IndexedPlan::Iteration& one : indexed.iterations) {
+    const PlanIteration& iteration = one.of;
+    one.for_each(IndexedPlan::Kinds::Memory, [&](std::size_t at, const Instruction& i) {
+      if (!is_tracked(i.buffer.what)) return;
+      const std::int64_t id = one.first_id + static_cast<std::int64_t>(at);
+      if (is_alloc(i)) {
         ++allocs;
         const std::int64_t since = alive.allocate(key_of(i), id);
         // A second size for one storage is a resize; a second allocation is a leak.
@@ -108,15 +112,14 @@ Verdict check_buffers_balance(const Plan& plan) {
           verdict.finding.wrong(
               fmt::format("#{} allocates {}, alive since #{}", id, buffer_name(plan, i.buffer), since));
         }
-      } else if (is_tracked(i.buffer.what) && is_free(i)) {
+      } else if (is_free(i)) {
         ++frees;
         // H11: freeing full parameters again is a no-op.
         if (!alive.free(key_of(i)) && i.buffer.what != BufferWhat::Full) {
           verdict.finding.wrong(fmt::format("#{} frees {}, which is not allocated", id, buffer_name(plan, i.buffer)));
         }
       }
-      ++id;
-    }
+    });
     if (!is_plain_training(iteration) || plan.failure) continue;
     for (const auto& [key, at] : alive.sorted()) {
       const auto& [what, unit, param, instance] = key;
@@ -134,7 +137,8 @@ Verdict check_buffers_balance(const Plan& plan) {
 
 /// V11: fsdp2's communication buffers, of each root. What is gathered ahead on purpose (lists, depths) is pending and
 /// not counted.
-Verdict check_fsdp2_buffers(const Plan& plan) {
+Verdict check_fsdp2_buffers(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   if (!has_fsdp2_layouts(plan.runtime)) {
     verdict.undecided = "fsdp2's buffers";
@@ -182,10 +186,9 @@ Verdict check_fsdp2_buffers(const Plan& plan) {
         }
         // F2-8: the previous unit's buffer is kept through this copy-out in forward, none in backward.
         const std::size_t limit = i.phase == Phase::PreBackward ? 0 : 1;
-        if (kept > limit) {
+        if (kept > limit)
           verdict.finding.wrong(
               fmt::format("{} finds {} earlier all-gather buffers alive, at most {}", show(plan, id, i), kept, limit));
-        }
       }
       ++id;
     }
@@ -196,19 +199,19 @@ Verdict check_fsdp2_buffers(const Plan& plan) {
 }
 
 /// V14: bytes of fsdp1's buffers are those of H17.
-Verdict check_ledger(const Plan& plan) {
+Verdict check_ledger(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   if (plan.runtime != Runtime::Fsdp1) {
     verdict.undecided = "H17 is fsdp1's ledger";
     return verdict;
   }
-  std::int64_t id = 0, looked = 0;
-  for (const PlanIteration& iteration : plan.iterations) {
-    for (const Instruction& i : iteration.instructions) {
-      const std::int64_t at = id++;
-      if (i.kind != InstructionKind::Alloc || !i.buffer.unit.valid() || i.buffer.param.valid()) continue;
+  std::int64_t looked = 0;
+  for (const IndexedPlan::Iteration& iteration : indexed.iterations) {
+    iteration.for_each(IndexedPlan::Kinds::Memory, [&](std::size_t at, const Instruction& i) {
+      if (i.kind != InstructionKind::Alloc || !i.buffer.unit.valid() || i.buffer.param.valid()) return;
       const PlanUnit& unit = plan.units[i.buffer.unit.index()];
-      if (!is_sharded(unit)) continue;
+      if (!is_sharded(unit)) return;
       Bytes expected = 0;
       switch (i.buffer.what) {
         case BufferWhat::Full: expected = unit.padded_numel * itemsize(unit.param_dtype); break;
@@ -217,18 +220,19 @@ Verdict check_ledger(const Plan& plan) {
         case BufferWhat::Grad: expected = unit.flat_numel * itemsize(unit.param_dtype); break;
         case BufferWhat::GradReduce: expected = unit.flat_numel * itemsize(unit.reduce_dtype); break;
         case BufferWhat::GradPadded:
-          if (i.phase != Phase::PostBackward) continue;  // zeros for the padding between parameters
+          if (i.phase != Phase::PostBackward) return;  // zeros for the padding between parameters
           expected = unit.padded_numel * itemsize(unit.reduce_dtype);
           break;
         case BufferWhat::ReduceOut: expected = unit.shard_numel * itemsize(unit.reduce_dtype); break;
-        default: continue;
+        default: return;
       }
       ++looked;
       if (i.bytes != expected) {
-        verdict.finding.wrong(fmt::format("#{} allocates {} bytes for {}, expected {}", at, i.bytes,
+        verdict.finding.wrong(fmt::format("#{} allocates {} bytes for {}, expected {}",
+                                          iteration.first_id + static_cast<std::int64_t>(at), i.bytes,
                                           buffer_name(plan, i.buffer), expected));
       }
-    }
+    });
   }
   verdict.note = fmt::format("{} allocations", looked);
   return verdict;

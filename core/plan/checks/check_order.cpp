@@ -38,6 +38,7 @@ class ComputeIsGathered {
       gathers_[i.unit.index()].id = id + 1;
       return;
     }
+    if (!is_segment_run(i.kind)) return;
     const std::optional<UnitId> unit = unit_of_run(plan_, i);
     if (!unit || !is_sharded(plan_.units[unit->index()])) return;
     // A backward may not need the parameters (gradients of a first layer, F2-24): only plain training decides.
@@ -166,7 +167,8 @@ OrderVerdicts check_order(const Plan& plan) {
 }
 
 /// V6: U and Q (fsdp2: C and A, F2-6) wait for D exactly once per root forward, autograd's waits aside.
-Verdict check_root_waits(const Plan& plan) {
+Verdict check_root_waits(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   if (plan.runtime == Runtime::None) {
     verdict.undecided = "no gathers without FSDP";
@@ -179,16 +181,17 @@ Verdict check_root_waits(const Plan& plan) {
     return verdict;
   }
   std::int64_t forwards = 0, looked = 0;
-  for (const PlanIteration& iteration : plan.iterations) {
+  for (const IndexedPlan::Iteration& one : indexed.iterations) {
+    const PlanIteration& iteration = one.of;
     if (!is_plain_training(iteration) || plan.failure) continue;
     ++looked;
     const auto expected = std::count(iteration.actions.begin(), iteration.actions.end(), "fwd");
     forwards += expected;
     for (const Stream stream : pair) {
-      const auto waits =
-          std::count_if(iteration.instructions.begin(), iteration.instructions.end(), [&](const Instruction& i) {
-            return is_root_wait(i, stream) && i.unit.value <= 0;  // a unit that is recomputed is a root of its own
-          });
+      std::int64_t waits = 0;
+      one.for_each(IndexedPlan::Kinds::StreamWaits, [&](std::size_t, const Instruction& i) {
+        if (is_root_wait(i, stream) && i.unit.value <= 0) ++waits;  // a unit that is recomputed is a root of its own
+      });
       if (waits != expected) {
         verdict.finding.wrong(fmt::format("iteration {}: {} waits {} times for D in {} root forwards", iteration.index,
                                           stream_name(stream), waits, expected));
@@ -202,17 +205,19 @@ Verdict check_root_waits(const Plan& plan) {
 }
 
 /// V9: in a chain the first backward runs of the units stand in the reverse of the post-forward order.
-Verdict check_backward_order(const Plan& plan) {
+Verdict check_backward_order(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   std::int64_t looked = 0, reversed = 0;
-  for (const PlanIteration& iteration : plan.iterations) {
+  for (const IndexedPlan::Iteration& one : indexed.iterations) {
+    const PlanIteration& iteration = one.of;
     if (!is_plain_training(iteration) || iteration.micro_batches != 1 || plan.failure) continue;
     std::vector<UnitId> backward;
-    for (const Instruction& i : iteration.instructions) {
-      if (i.kind != InstructionKind::Backward) continue;
+    one.for_each(IndexedPlan::Kinds::Runs, [&](std::size_t, const Instruction& i) {
+      if (i.kind != InstructionKind::Backward) return;
       const std::optional<UnitId> unit = unit_of_run(plan, i);
       if (unit && std::find(backward.begin(), backward.end(), *unit) == backward.end()) backward.push_back(*unit);
-    }
+    });
     std::vector<UnitId> forward = iteration.post_order;
     if (forward.empty()) continue;  // the runtime clears it, or the plan leaves it out
     ++looked;

@@ -11,7 +11,6 @@ namespace foreshard::detail {
 namespace {
 
 constexpr std::size_t kTold = 4;
-constexpr std::int32_t kNearEvents = 1 << 16;  // whose clocks lie side by side
 
 }  // namespace
 
@@ -39,6 +38,34 @@ bool is_alloc(const Instruction& instruction) {
 bool is_free(const Instruction& instruction) {
   return instruction.kind == InstructionKind::Free ||
          (instruction.kind == InstructionKind::Resize && instruction.bytes == 0);
+}
+
+IndexedPlan::IndexedPlan(const Plan& indexed) : plan(indexed) {
+  iterations.reserve(plan.iterations.size());
+  std::int64_t id = 0;
+  for (const PlanIteration& iteration : plan.iterations) {
+    Iteration& own = iterations.emplace_back(Iteration{iteration, id, {}});
+    id += static_cast<std::int64_t>(iteration.instructions.size());
+    for (std::size_t at = 0; at < iteration.instructions.size(); ++at) {
+      const Instruction& i = iteration.instructions[at];
+      const auto note = [&](Kinds kinds) {
+        own.places[static_cast<std::size_t>(kinds)].push_back(static_cast<std::int32_t>(at));
+      };
+      switch (i.kind) {
+        case InstructionKind::Alloc:
+        case InstructionKind::Resize:
+        case InstructionKind::Free: note(Kinds::Memory); break;
+        case InstructionKind::RecordEvent:
+        case InstructionKind::LimiterPush:
+        case InstructionKind::LimiterCheck: note(Kinds::Events); break;
+        case InstructionKind::WaitStream: note(Kinds::StreamWaits); break;
+        default:
+          if (is_segment_run(i.kind)) note(Kinds::Runs);
+          break;
+      }
+      if (is_collective(i.kind) || i.communicator.valid()) note(Kinds::Collectives);
+    }
+  }
 }
 
 void StreamClocks::merge(Clock& into, const Clock& from) {

@@ -26,6 +26,41 @@ class Finding {
   std::int64_t count_ = 0;
 };
 
+/// Our plans number their events from 0, so that what is known of each lies side by side; one that was read may hold
+/// any number.
+inline constexpr std::int32_t kNearEvents = 1 << 16;
+
+/// A plan, and where its instructions of some kinds stand: a plan is larger than a processor's nearest cache, and most
+/// checks look at few of its instructions. Borrows the plan.
+struct IndexedPlan {
+  enum class Kinds : std::uint8_t {
+    Memory,  // is_alloc, is_free
+    Events,  // recorded, and what the limiter does with them
+    StreamWaits,
+    Collectives,  // and whatever else names a communicator
+    Runs,         // of segments
+  };
+  static constexpr std::size_t kKinds = 5;
+
+  struct Iteration {
+    const PlanIteration& of;
+    std::int64_t first_id;  // of its instructions in the plan
+    std::array<std::vector<std::int32_t>, kKinds> places;
+
+    /// f(place in the iteration, instruction), in order.
+    template <class F>
+    void for_each(Kinds kinds, const F& f) const {
+      for (const std::int32_t at : places[static_cast<std::size_t>(kinds)])
+        f(static_cast<std::size_t>(at), of.instructions[static_cast<std::size_t>(at)]);
+    }
+  };
+
+  explicit IndexedPlan(const Plan& indexed);
+
+  const Plan& plan;
+  std::vector<Iteration> iterations;
+};
+
 /// Who has waited for whom: per stream, the last instruction of every stream that its next work comes after. The host
 /// is a stream too; instructions are named by their id (position over all iterations, plus one; 0 = nothing).
 class StreamClocks {
@@ -53,8 +88,7 @@ class StreamClocks {
   const Clock* find(EventId event) const;
 
   std::array<Clock, kStreamCount> clocks_{};
-  // Our plans number their events from 0; one that was read may hold any number.
-  std::vector<Clock> events_;                            // those that are numbered so
+  std::vector<Clock> events_;                            // near ones
   std::vector<bool> has_event_;                          // ... and were recorded
   std::map<EventId, Clock> far_;                         // the others
   std::uint64_t host_changes_ = 1;                       // of the host's clock
@@ -100,15 +134,15 @@ struct OrderVerdicts {
 };
 OrderVerdicts check_order(const Plan& plan);
 
-Verdict check_buffers_balance(const Plan& plan);    // V2
-Verdict check_collective_counts(const Plan& plan);  // V3
-Verdict check_root_waits(const Plan& plan);         // V6
-Verdict check_limiter(const Plan& plan);            // V7
-Verdict check_divide_factors(const Plan& plan);     // V8
-Verdict check_backward_order(const Plan& plan);     // V9
-Verdict check_fsdp2_buffers(const Plan& plan);      // V11
-Verdict check_ledger(const Plan& plan);             // V14
-Verdict check_forward_prefetch(const Plan& plan);   // V15
-Verdict check_communicators(const Plan& plan);      // V16
+Verdict check_buffers_balance(const IndexedPlan& indexed);    // V2
+Verdict check_collective_counts(const IndexedPlan& indexed);  // V3
+Verdict check_root_waits(const IndexedPlan& indexed);         // V6
+Verdict check_limiter(const IndexedPlan& indexed);            // V7
+Verdict check_divide_factors(const IndexedPlan& indexed);     // V8
+Verdict check_backward_order(const IndexedPlan& indexed);     // V9
+Verdict check_fsdp2_buffers(const IndexedPlan& indexed);      // V11
+Verdict check_ledger(const IndexedPlan& indexed);             // V14
+Verdict check_forward_prefetch(const IndexedPlan& indexed);   // V15
+Verdict check_communicators(const IndexedPlan& indexed);      // V16
 
 }  // namespace foreshard::detail

@@ -20,7 +20,8 @@ bool is_alive(const std::map<BufferKey, Bytes>& alive, BufferWhat what, UnitId u
 
 /// V17: collectives and copies find their buffers; what FSDP holds at the most. Blocks that autograd makes are not
 /// counted, nor is what it frees.
-Verdict check_memory_at_instructions(const Plan& plan) {
+Verdict check_memory_at_instructions(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   std::map<BufferKey, Bytes> alive;
   Bytes now = 0, most = 0;
@@ -56,7 +57,8 @@ Verdict check_memory_at_instructions(const Plan& plan) {
 
 /// V18: whatever is waited for was issued before, so no rank waits for itself; equal orders on the ranks
 /// (core/plan/checks/collectives_in_turn.h) leave no rank waiting for another.
-Verdict check_no_deadlock(const Plan& plan) {
+Verdict check_no_deadlock(const IndexedPlan& indexed) {
+  const Plan& plan = indexed.plan;
   Verdict verdict;
   StreamClocks clocks;
   std::int64_t id = 0, waits = 0;

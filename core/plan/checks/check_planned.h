@@ -5,7 +5,7 @@
 
 namespace foreshard::detail {
 
-Verdict check_memory_at_instructions(const Plan& plan);  // V17
-Verdict check_no_deadlock(const Plan& plan);             // V18
+Verdict check_memory_at_instructions(const IndexedPlan& indexed);  // V17
+Verdict check_no_deadlock(const IndexedPlan& indexed);             // V18
 
 }  // namespace foreshard::detail

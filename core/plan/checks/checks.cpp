@@ -11,8 +11,8 @@ namespace {
 
 struct Check {
   const char* name;
-  detail::Verdict (*decide)(const Plan&);  // null: not from a plan, or by check_order
-  const char* where;                       // who decides it then
+  detail::Verdict (*decide)(const detail::IndexedPlan&);  // null: not from a plan, or by check_order
+  const char* where;                                      // who decides it then
   const char* text;
   detail::Verdict detail::OrderVerdicts::*ordered = nullptr;
 };
@@ -43,7 +43,7 @@ constexpr std::array<Check, 2> kPlannedChecks{{
     {"V18", check_no_deadlock, "plan", ""},
 }};
 
-PlanCheck decided(const Check& check, const Plan& plan, OrderVerdicts& order) {
+PlanCheck decided(const Check& check, const IndexedPlan& plan, OrderVerdicts& order) {
   PlanCheck result;
   result.name = check.name;
   result.where = check.where;
@@ -68,10 +68,11 @@ PlanCheck decided(const Check& check, const Plan& plan, OrderVerdicts& order) {
 
 std::vector<PlanCheck> run_checks(const Plan& plan) {
   std::vector<PlanCheck> checks;
+  const IndexedPlan indexed(plan);
   OrderVerdicts order = check_order(plan);
-  for (const Check& check : kChecks) checks.push_back(decided(check, plan, order));
+  for (const Check& check : kChecks) checks.push_back(decided(check, indexed, order));
   if (plan.runtime != Runtime::Planned) return checks;
-  for (const Check& check : kPlannedChecks) checks.push_back(decided(check, plan, order));
+  for (const Check& check : kPlannedChecks) checks.push_back(decided(check, indexed, order));
   return checks;
 }
 

@@ -34,8 +34,10 @@ bool CallLevels::stay(std::size_t op) const {
   return before.module == now.module && before.call == now.call && before.region == now.region;
 }
 
-/// Boundary modules from the root to `id`, computed once per module.
+/// Boundary modules from the root to `id`, worked out once for all modules that stand in the same ones: the root is
+/// one.
 const std::vector<ModuleId>& CallLevels::chain_of(ModuleId id) {
+  while (!boundary_[id.index()] && model_.modules[id.index()].parent.valid()) id = model_.modules[id.index()].parent;
   std::vector<ModuleId>& chain = chains_[id.index()];
   if (chain.empty()) {
     for (ModuleId m = id; m.valid(); m = model_.modules[m.index()].parent) {

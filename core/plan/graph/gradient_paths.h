@@ -7,6 +7,7 @@
 
 #include "core/lowering/op_rules.h"
 #include "core/plan/graph/module_graph.h"
+#include "core/plan/graph/references.h"
 
 namespace foreshard {
 
@@ -14,9 +15,9 @@ namespace foreshard {
 class SharedMemory {
  public:
   /// `rules` by operator (rules_of).
-  SharedMemory(const Model& model, const std::vector<const OpRule*>& rules);
+  SharedMemory(const Model& model, const std::vector<const OpRule*>& rules, const References& references);
   /// A number that values of one memory have in common.
-  std::size_t of(ValueId id) const;
+  std::size_t of(ValueId id) const { return of_[id.index()]; }
 
  private:
   std::vector<std::size_t> of_;
@@ -24,8 +25,8 @@ class SharedMemory {
 
 /// Of every run of operators: `idle` are the parameters from whose uses in it no gradient comes back. Storage that is
 /// written in place counts as one value, so that some may be missed. `rules` by operator (rules_of).
-void find_idle_params(const Model& model, const std::vector<const OpRule*>& rules, const SharedMemory& memory,
-                      std::vector<GraphNode>& nodes);
+void find_idle_params(const Model& model, const std::vector<const OpRule*>& rules, const References& references,
+                      const SharedMemory& memory, std::vector<GraphNode>& nodes);
 
 /// By ParamId, of storage owners: a gradient comes back from one of its uses. All of them where the model has no
 /// operators.

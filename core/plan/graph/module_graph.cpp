@@ -1,8 +1,9 @@
 #include "core/plan/graph/module_graph.h"
 
 #include <algorithm>
-#include <iterator>
 #include <map>
+#include <span>
+#include <utility>
 
 #include "core/lowering/op_rules.h"
 #include "core/lowering/segment_autograd.h"
@@ -226,7 +227,8 @@ class OpWalker {
       : model_(model),
         differentiated_(differentiated),
         rules_(rules_of(model.ops)),
-        memory_(model, rules_),
+        references_(model.ops),
+        memory_(model, rules_, references_),
         call_order_(model),
         levels_(model, call_order_, boundary, checkpoint),
         checkpoint_(checkpoint),
@@ -265,7 +267,7 @@ class OpWalker {
     if (!again.empty()) end_root_call();
     find_interfaces();
     find_handed_on();
-    find_idle_params(model_, rules_, memory_, graph_.nodes);
+    find_idle_params(model_, rules_, references_, memory_, graph_.nodes);
     return std::move(graph_);
   }
 
@@ -300,8 +302,7 @@ class OpWalker {
           if (id.valid()) made[id.index()] = true;
         continue;
       }
-      for_each_reference(
-          op, [&](ValueId id) { read[id.index()] = true; }, [](ParamId) {});
+      for (const ValueId id : references_.values(i)) read[id.index()] = true;
     }
     for (std::size_t v = 0; v < made.size(); ++v)
       if (made[v] && read[v]) graph_.calls[0].handed_on.push_back(variable(ValueId(v)));
@@ -319,11 +320,11 @@ class OpWalker {
     for (std::size_t at = 0; at < model_.ops.size(); ++at) {
       const Op& op = model_.ops[at];
       bool flow = false;
-      const auto read = [&](ValueId id) {
+      for (const ValueId id : references_.values(at)) {
         if (written[memory_.of(id)] && is_floating(model_.values[id.index()].dtype)) flows_[id.index()] = 1;
         flow = flow || flows_[id.index()] != 0;
-      };
-      for_each_reference(op, read, [&](ParamId id) { flow = flow || differentiates(id); });
+      }
+      for (const ParamId id : references_.params(at)) flow = flow || differentiates(id);
       for (const ValueId out : op.out)
         if (out.valid() && model_.values[out.index()].requires_grad) flows_[out.index()] = 1;
       if (!flow) continue;
@@ -446,26 +447,21 @@ class OpWalker {
   Result<void> append(const Op& op, std::size_t index) {
     GraphNode& node = graph_.nodes[static_cast<std::size_t>(node_)];
     node.op_end = static_cast<std::int32_t>(index) + 1;
-    bool used_early = false, reads_parameters = false;
-    for_each_reference(
-        op,
-        [&](ValueId id) {
-          const std::int32_t producer = node_of_value_[id.index()];
-          if (producer < 0 && std::find(model_.inputs.begin(), model_.inputs.end(), id) == model_.inputs.end())
-            used_early = true;
-          if (producer != node_) take_in(id);
-          // Its history is that of the last write into its memory, under whatever name.
-          const ValueId last = last_written_[memory_.of(id)];
-          if (last.valid() && last != id && node_of_value_[last.index()] != node_) take_in(last);
-        },
-        [&](ParamId id) {
-          reads_parameters = true;
-          if (param_seen_[id.index()] != node_) {
-            param_seen_[id.index()] = node_;
-            node.params.push_back(id);
-          }
-        });
-    if (reads_parameters) note_grad_mode(op);
+    bool used_early = false;
+    for (const ValueId id : references_.values(index)) {
+      const std::int32_t producer = node_of_value_[id.index()];
+      if (producer < 0 && std::find(model_.inputs.begin(), model_.inputs.end(), id) == model_.inputs.end())
+        used_early = true;
+      if (producer != node_) take_in(id);
+      // Its history is that of the last write into its memory, under whatever name.
+      const ValueId last = last_written_[memory_.of(id)];
+      if (last.valid() && last != id && node_of_value_[last.index()] != node_) take_in(last);
+    }
+    const std::span<const ParamId> params = references_.params(index);
+    for (const ParamId id : params) {
+      if (std::exchange(param_seen_[id.index()], node_) != node_) node.params.push_back(id);
+    }
+    if (!params.empty()) note_grad_mode(op);
     if (used_early) {
       return fail(graph_error(ErrorCode::Inconsistent, "ops[" + std::to_string(index) + "]",
                               "a value is used before it is made", "an input or the result of an earlier operator",
@@ -484,19 +480,24 @@ class OpWalker {
   }
 
   /// What is written in place, or is there from the start (-1), is each writer's until the next one, who reads it.
+  /// `users` rise.
   void add_writers(std::int32_t tensor, const std::vector<std::int32_t>& users, bool returned) {
     const std::size_t value = graph_.tensors[static_cast<std::size_t>(tensor)].value.index();
-    const auto before = written_before_.find(value);
-    std::vector<std::int32_t> writers = before == written_before_.end() ? std::vector<std::int32_t>() : before->second;
-    writers.push_back(node_of_value_[value]);
-    for (std::size_t w = 0; w < writers.size(); ++w) {
-      const bool last = w + 1 == writers.size();
-      std::vector<std::int32_t> own;
-      std::copy_if(users.begin(), users.end(), std::back_inserter(own),
-                   [&](std::int32_t user) { return user > writers[w] && (last || user <= writers[w + 1]); });
-      if (writers[w] >= 0) graph_.nodes[static_cast<std::size_t>(writers[w])].outputs.push_back(tensor);
-      add_to_calls(tensor, writers[w], own, last && returned);
+    const std::int32_t last = node_of_value_[value];
+    if (const auto before = written_before_.find(value); before != written_before_.end()) {
+      const std::vector<std::int32_t>& writers = before->second;
+      for (std::size_t w = 0; w < writers.size(); ++w) {
+        const std::int32_t next = w + 1 < writers.size() ? writers[w + 1] : last;
+        const auto end = std::upper_bound(users.begin(), users.end(), next);
+        add_writer(tensor, writers[w], {std::upper_bound(users.begin(), end, writers[w]), end}, false);
+      }
     }
+    add_writer(tensor, last, {std::upper_bound(users.begin(), users.end(), last), users.end()}, returned);
+  }
+
+  void add_writer(std::int32_t tensor, std::int32_t writer, std::span<const std::int32_t> users, bool returned) {
+    if (writer >= 0) graph_.nodes[static_cast<std::size_t>(writer)].outputs.push_back(tensor);
+    add_to_calls(tensor, writer, users, returned);
   }
 
   /// Outputs of nodes and the tensors that enter and leave each call.
@@ -530,7 +531,7 @@ class OpWalker {
     return call == ancestor;
   }
 
-  void add_to_calls(std::int32_t tensor, std::int32_t producer, const std::vector<std::int32_t>& users, bool returned) {
+  void add_to_calls(std::int32_t tensor, std::int32_t producer, std::span<const std::int32_t> users, bool returned) {
     const auto add_once = [](std::vector<std::int32_t>& list, std::int32_t value) {
       if (list.empty() || list.back() != value) list.push_back(value);
     };
@@ -554,6 +555,7 @@ class OpWalker {
   const Model& model_;
   const std::vector<bool>& differentiated_;  // by ParamId; empty = all
   const std::vector<const OpRule*> rules_;   // by operator
+  const References references_;
   const SharedMemory memory_;
   std::vector<ValueId> last_written_;  // by memory: what the last operator in place with a history made of it
   const CallOrder call_order_;

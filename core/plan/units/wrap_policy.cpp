@@ -84,12 +84,19 @@ class FunctionWalk {
   std::vector<bool> replaced_;  // by object id: one of its child slots holds a wrapper now
 };
 
-std::optional<std::string> batch_norm_warning(const WrapRequest& request) {
-  std::vector<std::string> classes;
-  for (ModuleId module : objects_below(request.tree, ModuleId(std::size_t{0}))) {
-    const ModuleInfo& info = request.model.modules[module.index()];
-    if (is_instance(info, batch_norm_class_names())) classes.push_back(info.class_name);
+/// In registration DFS.
+std::vector<ModuleId> batch_norms(const WrapRequest& request) {
+  std::vector<ModuleId> found;
+  for (const ModuleId module : objects_below(request.tree, kRoot)) {
+    if (is_instance(request.model.modules[module.index()], batch_norm_class_names())) found.push_back(module);
   }
+  return found;
+}
+
+std::optional<std::string> batch_norm_warning(const WrapRequest& request, const std::vector<ModuleId>& batch_norms) {
+  std::vector<std::string> classes;
+  classes.reserve(batch_norms.size());
+  for (const ModuleId module : batch_norms) classes.push_back(request.model.modules[module.index()].class_name);
   if (classes.empty()) return std::nullopt;
   std::sort(classes.begin(), classes.end());
   classes.erase(std::unique(classes.begin(), classes.end()), classes.end());
@@ -99,6 +106,7 @@ std::optional<std::string> batch_norm_warning(const WrapRequest& request) {
 }
 
 Result<void> refuse_existing_units(const WrapRequest& request) {  // W5
+  if (request.already_units.empty()) return {};
   for (ModuleId module : objects_below(request.tree, ModuleId(std::size_t{0}))) {
     if (!flagged(request.already_units, module.index())) continue;
     const std::string& fqn = request.model.modules[module.index()].fqn;
@@ -118,7 +126,7 @@ Result<WrapResult> apply_function(FunctionPolicy policy, const WrapRequest& requ
   if (request.mixed_precision) {
     // W6: PyTorch joins the policy with one that enters everything, so size thresholds and force-leaf classes no longer
     // stop the walk from entering a module.
-    if (auto warning = batch_norm_warning(request)) result.warnings.push_back(*warning);
+    if (auto warning = batch_norm_warning(request, batch_norms(request))) result.warnings.push_back(*warning);
     policy =
         FunctionPolicy{OrPolicy{{std::move(policy), FunctionPolicy{ClassFunctionPolicy{batch_norm_class_names()}}}}};
   }
@@ -134,10 +142,10 @@ WrapResult apply_targets(Targets targets, const WrapRequest& request) {
   WrapResult result;
   const ModuleId root(std::size_t{0});
   if (request.mixed_precision) {
-    if (auto warning = batch_norm_warning(request)) result.warnings.push_back(*warning);
-    for (ModuleId module : objects_below(request.tree, root)) {
+    const std::vector<ModuleId> normed = batch_norms(request);
+    if (auto warning = batch_norm_warning(request, normed)) result.warnings.push_back(*warning);
+    for (const ModuleId module : normed) {
       if (flagged(request.ignored_modules, module.index())) continue;
-      if (!is_instance(request.model.modules[module.index()], batch_norm_class_names())) continue;
       auto& target = targets[module.index()];
       if (!target) target = WrappedModule{module, {}, false};
       target->full_precision = true;

@@ -54,7 +54,10 @@ InstructionKind instruction_of(KernelCollective collective) {
 }  // namespace
 
 PlayedCollectives::PlayedCollectives(PlayContext& context, StreamOrder& order)
-    : context_(context), order_(order), gathered_from_(context.plan.units.size(), 1) {
+    : context_(context),
+      order_(order),
+      measured_(is_network_measured(context.device.profile)),
+      gathered_from_(context.plan.units.size(), 1) {
   for (const PlanCommunicator& one : context.plan.communicators) {
     communicators_.push_back({place_group(one.ranks, context.job.cluster.ranks_per_node)});
   }
@@ -79,8 +82,8 @@ SimDuration PlayedCollectives::duration_of(const Instruction& i) {
 }
 
 double PlayedCollectives::at_half(CollectiveKind kind, const GroupPlacement& placement, Bytes bytes) {
+  if (placement.nodes <= 1 || measured_) return 0;
   const HardwareProfile& profile = context_.device.profile;
-  if (placement.nodes <= 1 || is_network_measured(profile)) return 0;
   KnownDuration& one = known(kind, placement, bytes);
   if (one.at_half >= 0) return one.at_half;
   if (!half_) {

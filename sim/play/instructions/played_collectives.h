@@ -65,6 +65,7 @@ class PlayedCollectives {
   StreamOrder& order_;
   std::vector<PlacedCommunicator> communicators_;  // by CommunicatorId
   std::vector<KnownDuration> durations_;           // a plan has few kinds of them
+  const bool measured_;                            // the network (is_network_measured)
   std::optional<HardwareProfile> half_;            // the machine with half of its network
   std::vector<std::int32_t> gathered_from_;        // by unit
   bool met_ = false;

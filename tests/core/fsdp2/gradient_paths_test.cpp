@@ -17,7 +17,8 @@ std::vector<ParamId> idle_of(const Model& model) {
   for (std::size_t p = 0; p < model.params.size(); ++p) node.params.emplace_back(p);
   std::vector<GraphNode> nodes{node};
   const std::vector<const OpRule*> rules = rules_of(model.ops);
-  find_idle_params(model, rules, SharedMemory(model, rules), nodes);
+  const References references(model.ops);
+  find_idle_params(model, rules, references, SharedMemory(model, rules, references), nodes);
   return nodes.front().idle;
 }
 
