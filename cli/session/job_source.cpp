@@ -1,12 +1,14 @@
 #include "cli/session/job_source.h"
 
 #include <cstdlib>
+#include <string>
 #include <utility>
 
 #include "core/job/model_defaults.h"
 #include "core/model/json_input.h"
 #include "core/model/sources/job_defaults.h"
 #include "sim/schedule/schedule_file.h"
+#include "sim/schedule/schedule_search.h"
 #include "sim/search/prepare_job.h"
 
 namespace foreshard::cli {
@@ -28,6 +30,10 @@ Result<void> apply_schedule(const std::string& file, LoadedJob& loaded) {
   return {};
 }
 
+bool means_with_planned(const std::string& warning) {
+  return warning.find("has a meaning with planned only") != std::string::npos;
+}
+
 JobOverrides overrides_of(const std::vector<std::string>& settings) {
   JobOverrides overrides;
   overrides.sets = settings;
@@ -39,13 +45,19 @@ JobOverrides overrides_of(const std::vector<std::string>& settings) {
 
 Result<LoadedJob> load_job(const JobFlags& flags, const Console& console) {
   auto loaded = foreshard::load_job(flags.file, overrides_of(flags.set), job_defaults);
+  if (loaded && !flags.schedule.empty()) {
+    if (auto applied = apply_schedule(flags.schedule, *loaded); !applied) return fail(applied.error());
+    std::erase_if(loaded->warnings, means_with_planned);  // the file has made it that
+  }
   if (loaded) {
     for (const std::string& warning : loaded->warnings) console.note("note: " + warning);
   }
-  if (loaded && !flags.schedule.empty()) {
-    if (auto applied = apply_schedule(flags.schedule, *loaded); !applied) return fail(applied.error());
-  }
   return loaded;
+}
+
+ExitCode tell_refusal(const Error& error, const Console& console) {
+  const ExitCode code = console.error(error);
+  return says_no_schedule_fits(error) ? ExitCode::DoesNotFit : code;
 }
 
 }  // namespace foreshard::cli

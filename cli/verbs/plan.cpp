@@ -76,7 +76,7 @@ ExitCode run_verb(const PlanFlags& flags, const Console& console) {
   if (!loaded) return console.error(loaded.error());
   const Job job = evaluates ? evaluation_job(loaded->job, /*after_training=*/true) : loaded->job;
   auto planned = plan_of(job, trains ? "train" : flags.action);
-  if (!planned) return console.error(located(planned.error(), *loaded));
+  if (!planned) return tell_refusal(located(planned.error(), *loaded), console);
   Plan& plan = planned->plan;
   if (flags.iterations > 0 && static_cast<std::size_t>(flags.iterations) < plan.iterations.size()) {
     plan.iterations.resize(static_cast<std::size_t>(flags.iterations));

@@ -111,7 +111,7 @@ ExitCode run_verb(const RunFlags& flags, const Console& console) {
   if (!loaded) return console.error(loaded.error());
   if (auto fits = check_action_list(flags, loaded->job); !fits) return console.error(fits.error());
   if (auto settled = settle_units(loaded->job, !flags.job.schedule.empty(), console, wanted.job.set); !settled)
-    return console.error(settled.error());
+    return tell_refusal(settled.error(), console);
   hold_signals_back();
   return run_in_executor(arguments_of(wanted), console, flags.backend == "cuda" ? Executor::Cuda : Executor::Host);
 }

@@ -106,7 +106,11 @@ ExitCode run_verb(const ScheduleFlags& flags, const Console& console) {
   Job job = loaded->job;
   if (job.schedule.objective == "given") job.schedule.objective = "time";  // the job may be an earlier answer
   const auto answer = answer_of(flags, job, console.quiet);
-  if (!answer) return console.error(located(answer.error(), *loaded));
+  if (!answer) {
+    Error error = located(answer.error(), *loaded);
+    if (!flags.budget.empty() && error.place == "--set schedule.budget") error.place = "--budget";
+    return console.error(error);
+  }
   const FoundSchedule& found = answer->found;
   if (!found.fits)
     console.note(fmt::format("note: {}", found.text));

@@ -71,7 +71,7 @@ ExitCode run_verb(const SimulateFlags& flags, const Console& console) {
   const bool trains = flags.action == "train" || evaluates;
   const Job job = evaluates ? evaluation_job(loaded->job, /*after_training=*/true) : loaded->job;
   const auto prepared = trains ? prepare(job) : prepare_actions(job, flags.action);
-  if (!prepared) return console.error(located(prepared.error(), *loaded));
+  if (!prepared) return tell_refusal(located(prepared.error(), *loaded), console);
   SimulateOptions options = simulate_options(job);
   options.synchronize_each_step = flags.wait_each_step;
   options.per_kernel = !flags.per_unit;

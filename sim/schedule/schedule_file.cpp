@@ -90,6 +90,7 @@ class Reader {
   static Json head_of(const Json& document) {
     Json head = document.value("made_for", Json());
     for (const char* const key : {"job", "budget_bytes", "starts"}) head[key] = document.value(key, Json());
+    if (document.contains("limit_bytes")) head["limit_bytes"] = document.at("limit_bytes");
     return head;
   }
 
@@ -116,6 +117,8 @@ class Reader {
       }
     }
     if (job.schedule.budget == 0) job.schedule.budget = document.at("budget_bytes").get<Bytes>();
+    if (document.contains("limit_bytes"))
+      job.schedule.budget = std::min(job.schedule.budget, document.at("limit_bytes").get<Bytes>());
     if (auto same = compare_units(job, units); !same) return fail(same.error());
     return job;
   }
@@ -206,7 +209,9 @@ std::string schedule_json(const FoundSchedule& found, const Model& model, bool s
   const bool roomy = found.roomy.step_ns > 0;
   document["roomy_budget_bytes"] = roomy ? Json(found.roomy.reserved) : Json();
   document["roomy_step_time_ns"] = roomy ? Json(found.roomy.step_ns) : Json();
+  document["expandable_step_time_ns"] = found.expandable.step_ns > 0 ? Json(found.expandable.step_ns) : Json();
   document["budget_bytes"] = found.budget;
+  if (found.fits && found.limit < found.budget) document["limit_bytes"] = found.limit;
   if (!found.fits) document["least_budget_bytes"] = found.least_budget;
   document["starts"] = found.explicit_starts ? "schedule" : "fsdp2";
   document["units"] = Json::array();

@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::size_t kMostWrappings = 2;  // searched beside the job's own
 constexpr double kNoTime = Judged::kNoTime;
+constexpr const char* kNothingFits = "no schedule fits the budget";
 constexpr double kFull = 0.85;  // of the budget: units that are smaller may be worth their calls
 
 /// Operators of what backward goes through in the last iteration.
@@ -244,6 +245,47 @@ std::unique_ptr<UnitSearch> search_without_copies(const UnitSearch& own, Workben
   return search;
 }
 
+/// Below a budget, the largest first: multiples of a power of two, so that larger budgets have them too.
+std::vector<Bytes> smaller_limits(Bytes budget) {
+  constexpr Bytes kStepsInAll = 128;
+  constexpr int kMost = 2;
+  Bytes step = kMiB;
+  while (2 * step * kStepsInAll <= budget) step *= 2;
+  std::vector<Bytes> limits;
+  for (Bytes limit = (budget - 1) / step * step; limit > 0 && static_cast<int>(limits.size()) < kMost; limit -= step)
+    limits.push_back(limit);
+  return limits;
+}
+
+/// On a full card an allocator that is held to less may ask the driver less often, so that more memory would be
+/// slower: what is found for smaller limits is within the budget as well.
+Searches searches_held_to_less(const UnitSearch& best, Workbench& bench, double limit, Progress& told) {
+  Searches held;
+  if (!best.found() || best.task().for_memory || best.judged().driver_allocs == 0) return held;
+  for (const Bytes less : smaller_limits(best.task().budget)) {
+    if (best.is_late()) break;
+    SearchTask task = best.task();
+    task.budget = less;
+    auto search = std::make_unique<UnitSearch>(best.frame(), bench, task);
+    told.watch(*search);
+    search->run_from(best.best(), limit);
+    held.push_back(std::move(search));
+  }
+  return held;
+}
+
+const UnitSearch& best_of(const UnitSearch& first, const Searches& others) {
+  const UnitSearch* best = &first;
+  for (const auto& other : others) best = other->beats(*best) ? other.get() : best;
+  return *best;
+}
+
+std::size_t simulated_in(const Searches& all) {
+  std::size_t simulated = 0;
+  for (const auto& search : all) simulated += search->simulated();
+  return simulated;
+}
+
 /// Of a job that sends activations to the host the lesser of two: a schedule may keep them on the device.
 Result<ScheduleBound> bound_of(UnitFrame frame, bool may_offload, const HardwareProfile& profile, Bytes budget,
                                Workbench& bench) {
@@ -288,6 +330,16 @@ void look_for_room(Workbench& bench, FoundSchedule& found) {
   }
 }
 
+/// Segments that grow in place leave nothing between blocks: the allocator's setting is the user's.
+void look_at_expandable_segments(Workbench& bench, FoundSchedule& found) {
+  if (found.driver_allocs == 0 || found.job.allocator.expandable_segments) return;
+  Job job = found.job;
+  job.allocator.expandable_segments = true;
+  job.schedule.budget = found.budget;
+  found.expandable = rival(job, found.budget, bench);
+  if (found.expandable.step_ns >= found.step_ns) found.expandable = {};
+}
+
 /// What was found, with what there is to say of it.
 void take(const UnitSearch& best, const Model& model, const HardwareProfile& profile, Workbench& bench,
           FoundSchedule& found) {
@@ -302,6 +354,7 @@ void take(const UnitSearch& best, const Model& model, const HardwareProfile& pro
   found.alloc_retries = best.judged().alloc_retries;
   found.driver_allocs = best.judged().driver_allocs;
   look_for_room(bench, found);
+  look_at_expandable_segments(bench, found);
   look_at_other_shards(*best.frame().plan, model, bench, found);
 }
 
@@ -312,6 +365,12 @@ Bytes least_budget(UnitSearch& own, const Searches& others, const Model& model) 
     if (can_run(other->frame(), model)) least = other->least_budget(least);
   }
   return least;
+}
+
+SearchTask task_of(const Job& job, Bytes budget, const SearchManner& manner, SearchTask::Clock::time_point begun) {
+  SearchTask task{budget, job.schedule.objective == "memory", manner.threads, {}};
+  if (manner.seconds > 0) task.end = begun + std::chrono::duration<double>(manner.seconds);
+  return task;
 }
 
 }  // namespace
@@ -356,18 +415,19 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   found.fsdp2 = rival(held(Runtime::Fsdp2), *budget, bench);
   found.fsdp1 = rival(held(Runtime::Fsdp1), *budget, bench);
   const double limit = found.fsdp2.step_ns > 0 ? found.fsdp2.step_ns : kNoTime;
-  SearchTask task{*budget, job.schedule.objective == "memory", manner.threads, {}};
-  if (manner.seconds > 0) task.end = begun + std::chrono::duration<double>(manner.seconds);
-  UnitSearch own(*frame, bench, task);
+  UnitSearch own(*frame, bench, task_of(job, *budget, manner, begun));
   Progress told(manner.progress);
   told.watch(own);
   own.run(limit);
   const std::unique_ptr<UnitSearch> kept = search_without_copies(own, bench, limit, told);
   const UnitSearch& first = kept != nullptr && kept->beats(own) ? *kept : own;
   const Searches others = other_searches(first, model, bench, limit, told);
-  const UnitSearch& best = best_search(first, others, model, limit);
-  found.simulated = own.simulated() + (kept != nullptr ? kept->simulated() : 0);
-  for (const auto& other : others) found.simulated += other->simulated();
+  const UnitSearch& widest = best_search(first, others, model, limit);
+  const Searches less = searches_held_to_less(widest, bench, limit, told);
+  const UnitSearch& best = best_of(widest, less);
+  found.limit = best.task().budget;
+  found.simulated =
+      own.simulated() + (kept != nullptr ? kept->simulated() : 0) + simulated_in(others) + simulated_in(less);
   found.fits = best.found();
   found.out_of_time = best.is_late();
   if (!found.fits) {
@@ -378,7 +438,7 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
     found.job.schedule.budget = given.schedule.budget;
     // Without a budget a card holds a plan to what that plan's communicators leave: it is told where that is not what
     // was searched for.
-    if (best.judged().outside != outside) found.job.schedule.budget = *budget;
+    if (best.judged().outside != outside || found.limit < *budget) found.job.schedule.budget = found.limit;
     found.stays_on_device = given.checkpointing.offload_activations && !found.job.checkpointing.offload_activations;
     const auto bound = bound_of(best.frame(), given.checkpointing.offload_activations, profile, *budget, bench);
     if (!bound) return fail(bound.error());
@@ -393,6 +453,8 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
   return found;
 }
 
+bool says_no_schedule_fits(const Error& error) { return error.message == kNothingFits; }
+
 Result<SettledJob> settle_schedule(const Job& job, const Model& model, const HardwareProfile& profile, Workbench& bench,
                                    int threads) {
   if (!wants_schedule_search(job)) return SettledJob{job, {}};
@@ -400,10 +462,10 @@ Result<SettledJob> settle_schedule(const Job& job, const Model& model, const Har
   if (!found) return fail(found.error());
   if (found->fits) return SettledJob{std::move(found->job), {std::move(found->text)}};
   return fail({.code = ErrorCode::OutOfRange,
-               .message = "no schedule fits the budget",
+               .message = kNothingFits,
                .file = {},
                .place = "schedule.budget",
-               .expected = fmt::format("{} or more", bytes_in_words(found->least_budget)),
+               .expected = fmt::format("{} or more", least_in_words(found->least_budget)),
                .got = bytes_in_words(found->budget),
                .hint = "a smaller batch, more ranks or cpu_offload need less"});
 }

@@ -41,12 +41,15 @@ struct FoundSchedule {
   bool explicit_starts = false;         // gathers start where the lists say; else as fsdp2's rule has them
   bool fits = false;
   Bytes budget = 0, least_budget = 0;  // least: only where nothing fits
+  // What the allocator is held to: the budget, or less where it then asks the driver less often.
+  Bytes limit = 0;
   double step_ns = 0, compute_ns = 0;  // compute: busy time of the compute stream
   Bytes peak_reserved = 0;
   // A step, on a full card: its cache goes back to the driver, which is asked again; all that the driver is asked for.
   std::int64_t alloc_retries = 0, driver_allocs = 0;
-  RivalStep roomy;     // the same schedule where there are none; `reserved` is the budget
-  double padding = 0;  // part of what units gather that no parameter has: fsdp2 shards each along one dimension
+  RivalStep roomy;       // the same schedule where there are none; `reserved` is the budget
+  RivalStep expandable;  // the same with allocator.expandable_segments, within the budget; 0: no shorter
+  double padding = 0;    // part of what units gather that no parameter has: fsdp2 shards each along one dimension
   // The same schedule with padded parameters sharded along dimensions that divide, which the job may say (shard_dim)
   // and no schedule decides: layouts are the user's. Its step is 0 where that is no shorter.
   RivalStep unpadded;
@@ -90,6 +93,9 @@ struct SearchManner {
 /// Errors: those of planning, a budget above the card. That nothing fits is an answer.
 Result<FoundSchedule> find_schedule(const Job& job, const Model& model, const HardwareProfile& profile,
                                     Workbench& bench, const SearchManner& manner = {});
+
+/// Whether an error of settling says that no schedule fits the budget.
+bool says_no_schedule_fits(const Error& error);
 
 /// The job with its schedule written out. Other jobs stay as they are. Errors: also a budget that nothing fits.
 struct SettledJob {

@@ -41,6 +41,11 @@ std::string bytes_in_words(Bytes bytes) {
                       : fmt::format("{:.2f} GiB", value / static_cast<double>(kGiB));
 }
 
+std::string least_in_words(Bytes bytes) {
+  const Bytes part = bytes < kGiB ? kMiB : kGiB / 100;  // of what is written out
+  return bytes_in_words(bytes % part == 0 || bytes < kMiB ? bytes : (bytes / part + 1) * part);
+}
+
 std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candidate& candidate, const Model& model,
                                            const HardwareProfile& profile, Bytes left) {
   const std::vector<std::string> recomputed = recomputed_modules(frame, candidate);
@@ -85,7 +90,7 @@ std::vector<ScheduledUnit> scheduled_units(const UnitFrame& frame, const Candida
 std::string schedule_sentence(const FoundSchedule& found) {
   if (!found.fits) {
     return fmt::format("no schedule fits {}: the least that does is {}", bytes_in_words(found.budget),
-                       bytes_in_words(found.least_budget));
+                       least_in_words(found.least_budget));
   }
   std::size_t kept = 0, recomputed = 0;
   for (const ScheduledUnit& unit : found.units) {
@@ -101,13 +106,18 @@ std::string schedule_sentence(const FoundSchedule& found) {
 }
 
 std::string room_advice_of(const FoundSchedule& found) {
-  if (found.driver_allocs <= 0 || found.roomy.step_ns <= 0) return {};
+  if (found.driver_allocs <= 0) return {};
   const std::string flushes =
       found.alloc_retries > 0 ? fmt::format(", {} times behind giving all its cache back", found.alloc_retries) : "";
-  return fmt::format(
-      "the card is full: {} times a step the allocator asks the driver for memory{}; with a budget of {} it would "
-      "not, and a step would take {}",
-      found.driver_allocs, flushes, bytes_in_words(found.roomy.reserved), time_in_words(found.roomy.step_ns));
+  std::string text = fmt::format("the card is full: {} times a step the allocator asks the driver for memory{}",
+                                 found.driver_allocs, flushes);
+  if (found.roomy.step_ns > 0)
+    text += fmt::format("; with a budget of {} it would not, and a step would take {}",
+                        bytes_in_words(found.roomy.reserved), time_in_words(found.roomy.step_ns));
+  if (found.expandable.step_ns > 0)
+    text += fmt::format("; with allocator.expandable_segments = true this schedule would take {} in the same budget",
+                        time_in_words(found.expandable.step_ns));
+  return text;
 }
 
 std::string shard_advice_of(const FoundSchedule& found) {

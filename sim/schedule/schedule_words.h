@@ -23,5 +23,7 @@ std::string room_advice_of(const FoundSchedule& found);
 
 /// "12.5 GiB".
 std::string bytes_in_words(Bytes bytes);
+/// The same, never less than it is: what it says is enough.
+std::string least_in_words(Bytes bytes);
 
 }  // namespace foreshard

@@ -78,6 +78,14 @@ void UnitSearch::run(double limit_ns, const UnitSearch* to_beat) {
   moves();
 }
 
+void UnitSearch::run_from(const Candidate& found, double limit_ns) {
+  limit_ns_ = limit_ns;
+  start_ = as_fsdp2(frame_);
+  best_ = start_;
+  consider(found);
+  if (best_judged_.fits) moves();
+}
+
 void UnitSearch::try_bases(double limit_ns) {
   limit_ns_ = limit_ns;
   begin();
@@ -111,7 +119,7 @@ void UnitSearch::begin() {
   if (judge_.judged() == 0) best_ = start_;  // else try_bases() has found one already
   const Judged first = consider(start_);
   first_ns_ = first.ns;
-  if (first.fits) return;
+  if (first.fits && first.driver_allocs == 0) return;  // else what takes less may fit, or leave more room
   std::vector<Move> all;
   for (Candidate& one : leanest()) all.push_back(to(std::move(one)));
   consider_each(all);
@@ -258,7 +266,7 @@ void UnitSearch::pacing() {
     consider_each(depths);
     forward = depth_at(best_, forward, true);
     depths.clear();
-    for (int depth = 1; depth <= kDeepest; ++depth) {
+    for (int depth = best_judged_.driver_allocs > 0 ? 0 : 1; depth <= kDeepest; ++depth) {
       depths.push_back([this, forward, depth](const Candidate& best) { return ahead(best, forward, depth); });
     }
     consider_each(depths);

@@ -39,6 +39,9 @@ class UnitSearch {
   /// decisions are not looked at where its sets are behind `to_beat`.
   void run(double limit_ns, const UnitSearch* to_beat = nullptr);
 
+  /// From what another search of the same units found: one decision at a time, under this one's budget.
+  void run_from(const Candidate& found, double limit_ns);
+
   /// A few candidates that say whether this way of wrapping is worth a search.
   void try_bases(double limit_ns);
   const SearchTask& task() const { return task_; }

@@ -44,7 +44,13 @@ std::vector<std::string> not_expressed(const FoundSchedule& found) {
   std::vector<std::string> missing;
   if (found.job.schedule.separate_reduce_communicator)
     missing.push_back("a communicator of their own for reductions, two at once: fully_shard has one group for both");
-  missing.push_back("the budget itself: torch.cuda.set_per_process_memory_fraction holds the allocator to it");
+  if (found.limit < found.budget)
+    missing.push_back(
+        fmt::format("the allocator's limit, {} bytes, with which it asks the driver less often than with all of the "
+                    "budget: torch.cuda.set_per_process_memory_fraction",
+                    found.limit));
+  else
+    missing.push_back("the budget itself: torch.cuda.set_per_process_memory_fraction holds the allocator to it");
   const Job& job = found.job;
   const bool own_words = std::any_of(job.fsdp.overrides.begin(), job.fsdp.overrides.end(), [](const UnitOverride& one) {
     return !one.shard_dim.empty() || one.mixed_precision || one.strategy;

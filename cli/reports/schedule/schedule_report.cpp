@@ -29,11 +29,14 @@ class ScheduleText {
     line(bold(fmt::format("{} on {}: a schedule for {}", model, profile, bytes_text(found_.budget))));
     proposed();
     if (!found_.fits) {
-      line(fmt::format("  no schedule fits; the least budget that does is {}", bytes_text(found_.least_budget)));
+      line(fmt::format("  no schedule fits; the least budget that does is {}", least_in_words(found_.least_budget)));
       return std::move(out_);
     }
     line(fmt::format("  step {}, {} reserved at the peak", duration_text(found_.step_ns),
                      bytes_text(found_.peak_reserved)));
+    if (found_.limit < found_.budget)
+      line(fmt::format("  the allocator held to {} (schedule.budget): with all of it, it asks the driver more often",
+                       bytes_text(found_.limit)));
     rival("fsdp2", found_.fsdp2);
     rival("fsdp1", found_.fsdp1);
     if (found_.bound.ns > 0) {

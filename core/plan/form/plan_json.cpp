@@ -236,7 +236,7 @@ std::string plan_to_json(const Plan& plan, const PlanJsonOptions& options) {
   write_lines(sink, "checks", plan.checks.size(), [&](std::size_t i) { write_check(sink, plan.checks[i]); });
   write_lines(sink, "traps", plan.traps.size(), [&](std::size_t i) { write_trap(sink, plan.traps[i]); });
   sink.new_line();
-  put_texts(sink, "warnings", plan.warnings);
+  put_texts(sink, "warnings", options.warnings ? plan.warnings : std::vector<std::string>());
   sink.new_line();
   if (plan.failure) {
     sink.key("failure");
@@ -252,7 +252,8 @@ std::string plan_to_json(const Plan& plan, const PlanJsonOptions& options) {
 
 std::string plan_digest(const Plan& plan) {
   std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const char c : plan_to_json(plan)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  for (const char c : plan_to_json(plan, {.unit_members = {}, .warnings = false}))
+    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
   return fmt::format("{:016x}", hash);
 }
 

@@ -18,11 +18,13 @@ struct PlanJsonOptions {
   /// By unit: further members as JSON text ("\"params_layout\": [...]"), see core/plan/form/plan_layout.h; empty =
   /// none.
   std::vector<std::string> unit_members;
+  bool warnings = true;
 };
 
 std::string plan_to_json(const Plan& plan, const PlanJsonOptions& options = {});
 
-/// FNV-1a (64 bits, hex) of the plan's JSON: says whether two timelines stem from the same plan.
+/// FNV-1a (64 bits, hex) of the plan's JSON without warnings: says whether two timelines stem from the same plan,
+/// whoever settled its units and schedule and told of it.
 std::string plan_digest(const Plan& plan);
 
 /// `file` names the source in errors.

@@ -20,6 +20,7 @@ namespace fs = std::filesystem;
 
 const std::string kExamples = std::string(FORESHARD_SOURCE_DIR) + "/examples/";
 const std::string kJob = kExamples + "tiny-llama-2ranks.toml";
+const std::string kToyModel = kExamples + "toy.toml";
 
 /// One line of JSON with a place and an expectation; nothing that an answer may not be.
 void expect_a_good_error(const std::vector<std::string>& arguments) {
@@ -107,6 +108,27 @@ TEST(ProgramErrors, ValuesOfTheJobSayWhatIsWrongWithThem) {
                           "train.eval={every = -1}"}) {
     expect_a_good_error({"simulate", kJob, "--set", set});
   }
+}
+
+/// Whichever verb settles the schedule; what is named as the least budget is enough.
+TEST(ProgramErrors, ABudgetThatNoScheduleFitsIsExitCodeFourWithTheLeastThatOneDoes) {
+  const ProgramRun none = run_program({"schedule", kToyModel, "--budget", "100KiB"});
+  EXPECT_EQ(none.exit_code, 4) << none.err;
+  const std::string before = "the least that does is ";
+  const std::size_t at = none.err.find(before);
+  ASSERT_NE(at, none.err.npos) << none.err;
+  std::string least = none.err.substr(at + before.size(), none.err.find('\n', at) - at - before.size());
+  for (const char* const verb : {"simulate", "plan", "run"}) {
+    const ProgramRun run =
+        run_program({verb, kToyModel, "--set", "fsdp.runtime=planned", "--set", "schedule.budget=100KiB"});
+    EXPECT_EQ(run.exit_code, 4) << verb << run.err;
+    EXPECT_THAT(run.err, ::testing::HasSubstr(least + " or more")) << verb;
+  }
+  std::erase(least, ' ');
+  EXPECT_EQ(run_program({"schedule", kToyModel, "--budget", least}).exit_code, 0) << least;
+  const ProgramRun above = run_program({"schedule", kToyModel, "--budget", "9000GiB"});
+  EXPECT_EQ(above.exit_code, 3);
+  EXPECT_THAT(above.err, ::testing::HasSubstr("--budget: the budget is more than the card has"));
 }
 
 TEST(ProgramErrors, AMisspeltProgramOfAnArchiveIsToldWhatMayBeMeant) {

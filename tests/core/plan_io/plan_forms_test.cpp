@@ -37,6 +37,16 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return at == std::string::npos ? text : text.replace(at, from.size(), to);
 }
 
+/// A prediction and a run of one job join, whoever of them searched for its units or schedule, and said so.
+TEST(PlanDigest, IsOfWhatRunsNotOfWhatIsToldOfIt) {
+  Plan plan = sample_plan();
+  const std::string digest = plan_digest(plan);
+  plan.warnings.emplace_back("schedule: 1 of 1 units stay gathered");
+  EXPECT_EQ(plan_digest(plan), digest);
+  plan.iterations.back().instructions.pop_back();
+  EXPECT_NE(plan_digest(plan), digest);
+}
+
 TEST(PlanText, EqualsTheGoldenText) { expect_golden("sample.plan.txt", plan_to_text(sample_plan())); }
 TEST(PlanJson, EqualsTheGoldenJson) { expect_golden("sample.plan.json", plan_to_json(sample_plan())); }
 
