@@ -106,7 +106,7 @@ class Finder {
     job().cluster.world_size = run_.world_size;
     job().cluster.ranks_per_node = std::min(run_.world_size, machine_.ranks_per_node);
     job().cluster.rank = run_.rank;
-    if (setting_.alone) job().cluster.world_size = job().cluster.ranks_per_node = 1, job().cluster.rank = 0;
+    if (setting_.alone) one_of(setting_.sequence_ranks);
     if (!setting_.init.empty()) job().cluster.init = setting_.init;
     job().model.batch = setting_.batch;
     if (setting_.seq > 0) {
@@ -114,6 +114,15 @@ class Finder {
       job().model.seq_given = true;
     }
     if (setting_.sequence_ranks > 1) context_dimension();
+  }
+
+  /// Nothing shards or replicates the model: a job of the ranks that meet in its program, whose gradients nobody sums.
+  void one_of(std::int64_t ranks) {
+    ClusterOptions& cluster = job().cluster;
+    cluster.world_size = ranks;
+    cluster.ranks_per_node = std::min<std::int64_t>(ranks, machine_.ranks_per_node);
+    cluster.rank = run_.rank % ranks;
+    job().fsdp.wrap.root = ranks == 1;
   }
 
   /// Layers over ranks side by side, and nothing that shards or replicates them: a job of those ranks. DDP replicates
@@ -124,10 +133,9 @@ class Finder {
       job().mesh.tensor = setting_.tensor_ranks;
       return;
     }
-    ClusterOptions& cluster = job().cluster;
-    cluster.world_size = job().mesh.tensor = setting_.tensor_ranks;
-    cluster.ranks_per_node = std::min<std::int64_t>(setting_.tensor_ranks, machine_.ranks_per_node);
-    cluster.rank = run_.rank % setting_.tensor_ranks;
+    job().mesh.tensor = setting_.tensor_ranks;
+    one_of(setting_.tensor_ranks * setting_.sequence_ranks);
+    job().fsdp.wrap.root = setting_.sequence_ranks == 1;
     cut_dimensions();
   }
 

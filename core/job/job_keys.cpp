@@ -337,8 +337,10 @@ void add_wrap_and_precision(TableMaker& t) {
       [](const Spot& spot, Job& job) { return read_wrap_units(spot, job.fsdp.wrap.units); },
       [](const Job& job) { return wrap_units_text(job.fsdp.wrap.units); },
       "units; fsdp2: a list inside the list groups modules");
-  t.boolean("fsdp.wrap.root", FORESHARD_FIELD(fsdp.wrap.root),
-            "false: the root is no unit, the outermost units are roots of FSDP's each by itself");
+  t.boolean(
+      "fsdp.wrap.root", FORESHARD_FIELD(fsdp.wrap.root),
+      "false: the root is no unit, the outermost units are roots of FSDP's each by itself; of runtime none: no DDP "
+      "around the model, nobody sums its gradients over ranks");
   t.dtype("fsdp.mixed_precision.param", "none", FORESHARD_FIELD(fsdp.mixed_precision.param),
           "compute dtype; none = keep");
   t.dtype("fsdp.mixed_precision.reduce", "none", FORESHARD_FIELD(fsdp.mixed_precision.reduce),

@@ -34,7 +34,7 @@ constexpr auto kConditions = std::to_array<Condition>({
     {"checkpointing.reentrant", [](const Job& job) { return job.checkpointing.policy != CheckpointPolicy::None; }},
     {"checkpointing.placement", [](const Job& job) { return job.checkpointing.policy != CheckpointPolicy::None; }},
     {"fsdp.wrap.root",
-     [](const Job& job) { return job.fsdp.runtime == Runtime::Fsdp1 || has_fsdp2_layouts(job.fsdp.runtime); }},
+     [](const Job& job) { return job.fsdp.runtime != Runtime::None || job.cluster.world_size > 1; }},
     {"fsdp.wrap.classes", [](const Job& job) { return wraps_by(job, {WrapPolicyKind::ModuleClass}); }},
     {"fsdp.wrap.min_num_params",
      [](const Job& job) {

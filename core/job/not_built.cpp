@@ -44,9 +44,10 @@ constexpr Missing kMissing[] = {
        const Strategy strategy = job.fsdp.strategy;
        const bool shards = strategy == Strategy::FullShard || strategy == Strategy::HybridShard;
        const bool flat = job.fsdp.runtime == Runtime::Fsdp1 && strategy != Strategy::NoShard;
-       return job.mesh.context > 1 && !flat && (!has_fsdp2_layouts(job.fsdp.runtime) || !shards);
+       const bool whole = job.fsdp.runtime == Runtime::None;  // DDP, or nothing
+       return job.mesh.context > 1 && !flat && !whole && (!has_fsdp2_layouts(job.fsdp.runtime) || !shards);
      },
-     "fsdp2 with FULL_SHARD or HYBRID_SHARD, or fsdp1 with a strategy that shards"},
+     "fsdp2 with FULL_SHARD or HYBRID_SHARD, fsdp1 with a strategy that shards, or none"},
     {"mesh.expert",
      [](const Job& job) {
        const MeshOptions& mesh = job.mesh;

@@ -1,5 +1,7 @@
 #include "core/mesh/cut_errors.h"
 
+#include <fmt/format.h>
+
 #include "core/mesh/rank_program.h"
 
 namespace foreshard::mesh {
@@ -74,6 +76,27 @@ Error CutErrors::uneven_sum(std::int64_t size) const {
   error.message = "PyTorch fails here: RuntimeError: a and b must have same reduction dim, but got " +
                   std::to_string(rows * group.ranks) + " and " + std::to_string(size);
   return error;
+}
+
+Error mask_of_a_part(const Job& job, bool scores) {
+  const ModelOptions& model = job.model;
+  const std::string failure =
+      scores
+          ? fmt::format("The size of tensor a ({}) must match the size of tensor b ({}) at non-singleton dimension 3",
+                        model.seq, model.seq / job.mesh.tensor)
+          : fmt::format(
+                "The expanded size of the tensor ({}) must match the existing size ({}) at non-singleton "
+                "dimension 2",
+                model.seq, model.seq / job.mesh.tensor);
+  return {ErrorCode::Refused,
+          "PyTorch fails here: RuntimeError: " + failure + ": the mask is made for the rank's part",
+          model.source,
+          model.packed           ? "model.packed"
+          : model.attention_mask ? "model.attention_mask"
+                                 : "model.attention",
+          "no mask, or mesh.sequence_parallel = false",
+          "a mask",
+          "set mesh.sequence_parallel = false"};
 }
 
 }  // namespace foreshard::mesh

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "core/job.h"
 #include "core/mesh/cut.h"
 #include "core/model/model.h"
 #include "core/result.h"
@@ -27,5 +28,9 @@ struct CutErrors {
   /// DTensor takes a local result for the same part of a whole that all ranks have.
   Error uneven_sum(std::int64_t size) const;
 };
+
+/// A mask that a library makes for as many positions as embeddings come out, a rank's part of them. `scores`: the model
+/// adds it to its scores itself, no kernel of attention takes it.
+Error mask_of_a_part(const Job& job, bool scores);
 
 }  // namespace foreshard::mesh

@@ -106,10 +106,10 @@ Error ProgramCutter::refused_in_experts(Error error) const {
 /// Sizes that an operator is told are those of this rank.
 void ProgramCutter::tell_sizes(Op& op) {
   constexpr std::array kTold{"aten.view.default", "aten._unsafe_view.default", "aten.expand.default"};
-  const bool told = std::any_of(kTold.begin(), kTold.end(), [&](const char* name) { return op.name == name; });
-  if (!told || op.args.size() < 2 || op.out.empty()) return;
+  if (op.args.size() < 2 || op.out.empty() || !op.out.front().valid()) return;
   const std::int32_t result = op.out.front().value;
   if (cuts_[static_cast<std::size_t>(result)].rows < 0) return;
+  if (std::none_of(kTold.begin(), kTold.end(), [&](const char* name) { return op.name == name; })) return;
   op.args[1] = numbers_arg(model_.values[static_cast<std::size_t>(result)].shape);
   if (cuts_[static_cast<std::size_t>(result)].exchange < 0) return;
   if (auto* sizes = std::get_if<ArgList>(&op.args[1].value)) sizes->front() = number_arg(-1);  // the run's

@@ -163,6 +163,8 @@ std::vector<std::size_t> order_of(const Op& op, std::size_t rank) {
 std::set<std::int32_t> parts_of_result(const Model& model, const Op& op, const std::vector<Op>& ops,
                                        std::size_t index) {
   constexpr std::array<std::string_view, 4> kReshapes{"view", "_unsafe_view", "reshape", "unflatten"};
+  const auto is_list = [](const Arg& arg) { return std::holds_alternative<ArgList>(arg.value); };
+  if (op.kwargs.empty() && std::none_of(op.args.begin(), op.args.end(), is_list)) return {};  // no sizes
   const bool reshapes = std::find(kReshapes.begin(), kReshapes.end(), base_name(op.name)) != kReshapes.end();
   std::set<std::int32_t> parts;
   if (!reshapes || op.out.empty() || !op.out.front().valid()) return parts;

@@ -112,7 +112,7 @@ bool gives_halves(const Model& model, ParamId matrix) {
   for (const Op& op : model.ops) {
     if (std::none_of(op.args.begin(), op.args.end(), is_it)) continue;
     if (op.out.size() != 1) return false;
-    if (mesh::base_name(op.name) == "t") {
+    if (const auto name = mesh::base_name(op.name); name == "t" || name == "transpose") {
       turned.push_back(op.out.front());
       continue;
     }
@@ -248,6 +248,13 @@ std::string_view module_style_name(ModuleStyle style) {
 
 std::vector<bool> packed_modules(const Model& model, const MeshOptions& mesh) {
   std::vector<bool> packed(model.modules.size(), false);
+  if (mesh.plan.empty() && mesh.tensor > 1 && mesh.expert == 1) {  // as Transformers' own plans cut them
+    for (const ModuleId experts : modules_of_experts(model)) {
+      const auto& params = model.modules[experts.index()].params;
+      packed[experts.index()] =
+          std::any_of(params.begin(), params.end(), [&](ParamId id) { return gives_halves(model, id); });
+    }
+  }
   const std::vector<std::string_view> names = module_names(model);
   for (const auto& [pattern, word] : mesh.plan) {
     if (!word.starts_with("packed_")) continue;
@@ -315,14 +322,17 @@ Result<std::vector<ModuleStyle>> module_styles(const Model& model, const MeshOpt
   for (const auto& [pattern, word] : rows) {
     const Result<ModuleStyle> style = style_of(word);
     if (!style) return tl::unexpected(style.error());
+    if (!own) {  // an architecture's plan names parts that not every model has, which have no nearest name
+      const std::string_view ending = std::string_view(pattern).substr(pattern.find_last_of("*?") + 1);
+      for (std::size_t m = 0; m < names.size(); ++m)
+        if (names[m].ends_with(ending) && matches_pattern(pattern, names[m])) styles[m] = *style;
+      continue;
+    }
     const auto matched = match_names(pattern, names, "mesh.plan", "module");
-    if (!matched && own) return fail(nobodys(matched.error(), model, word));
-    if (!matched) continue;  // an architecture's plan names parts that not every model has
+    if (!matched) return fail(nobodys(matched.error(), model, word));
     for (const std::size_t m : *matched) {
-      if (own) {
-        if (auto can = check_style(model, mesh, *style, {pattern, word}, model.modules[m]); !can)
-          return tl::unexpected(can.error());
-      }
+      if (auto can = check_style(model, mesh, *style, {pattern, word}, model.modules[m]); !can)
+        return tl::unexpected(can.error());
       styles[m] = *style;
     }
   }

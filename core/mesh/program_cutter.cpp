@@ -29,15 +29,19 @@ void make_spread_loss(Op& op, const Cut& classes, const TensorOptions& options) 
   op.kwargs.push_back({"whole", Arg{classes.whole}});
 }
 
+/// Of zeros that an operator reads.
+void may_be_written(const Op& op, Cut& cut) { cut.zero = cut.zero && leaves_zeros(base_name(op.name)); }
+
 bool is_split(const Op& op) {
-  return op.name == "aten.split.Tensor" || op.name == "aten.split_with_sizes.default" ||
-         op.name == "aten.chunk.default";
+  return op.name == "aten.chunk.default" ||
+         (op.name.starts_with("aten.split") &&
+          (op.name == "aten.split.Tensor" || op.name == "aten.split_with_sizes.default"));
 }
 
 }  // namespace
 
 const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value) {
-  constexpr std::size_t kLatest = 16;
+  constexpr std::size_t kLatest = 32;
   for (std::size_t k = 0; k < std::min(kLatest, ops.size()); ++k) {
     const Op& op = ops[ops.size() - 1 - k];
     const auto* into = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
@@ -50,14 +54,14 @@ const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value) {
 
 namespace {
 
-/// How a value lies in this rank's memory, as far as reshapes and expansions made it.
-Layout layout_here(const Model& model, const std::vector<Op>& ops, std::int32_t value) {
+/// How a value lies in this rank's memory, as far as reshapes and expansions made it; `turned`: transpositions too.
+Layout layout_here(const Model& model, const std::vector<Op>& ops, std::int32_t value, bool turned = false) {
   const ValueInfo& info = model.values[static_cast<std::size_t>(value)];
   Layout layout = contiguous_layout(dims_of(info.shape), info.dtype);
   const Op* op = latest_maker(ops, value);
   const auto* from = op == nullptr || op->args.empty() ? nullptr : std::get_if<ValueRef>(&op->args.front().value);
   if (from == nullptr) return layout;
-  const Layout base = layout_here(model, ops, from->id.value);
+  const Layout base = layout_here(model, ops, from->id.value, turned);
   const std::int32_t lead = layout.sizes.n - base.sizes.n;
   if (op->name == "aten.expand.default" && lead >= 0) {
     layout.strides = broadcast_strides(base, layout.sizes);
@@ -65,8 +69,36 @@ Layout layout_here(const Model& model, const std::vector<Op>& ops, std::int32_t 
              op->name == "aten.unsqueeze.default") {
     Dims strides;
     if (view_strides(base, layout.sizes, strides)) layout.strides = strides;
+  } else if (turned && (op->name == "aten.transpose.int" || op->name == "aten.permute.default")) {
+    const std::vector<std::size_t> order = order_of(*op, static_cast<std::size_t>(base.sizes.n));
+    for (std::int32_t d = 0; d < base.sizes.n; ++d)
+      layout.strides[d] = base.strides[static_cast<std::int32_t>(order[static_cast<std::size_t>(d)])];
   }
   return layout;
+}
+
+/// Whether this reads a copy, the latest operator's, of what can be viewed as it is.
+bool is_view_here(const Model& model, const std::vector<Op>& ops, const Op& op) {
+  if (op.name != "aten._unsafe_view.default" || ops.empty() || ops.back().name != "aten.clone.default") return false;
+  const auto* copied = std::get_if<ValueRef>(&op.args.front().value);
+  const auto* from = std::get_if<ValueRef>(&ops.back().args.front().value);
+  if (copied == nullptr || from == nullptr || ops.back().out.front() != copied->id) return false;
+  const Layout base = layout_here(model, ops, from->id.value);
+  Dims strides;
+  return !base.contiguous() && view_strides(base, dims_of(model.values[op.out.front().index()].shape), strides);
+}
+
+/// Whether this reads rows that lie in memory once for all that they are repeated for, and cannot be viewed so.
+bool copies_repeated(const Model& model, const std::vector<Op>& ops, const Op& op) {
+  if (op.name != "aten.view.default" && op.name != "aten._unsafe_view.default") return false;
+  const auto* from = std::get_if<ValueRef>(&op.args.front().value);
+  const Op* maker = from == nullptr ? nullptr : latest_maker(ops, from->id.value);
+  if (maker == nullptr || (maker->name != "aten.expand.default" && maker->name != "aten.transpose.int")) return false;
+  const Layout base = layout_here(model, ops, from->id.value, true);
+  bool repeats = false;
+  for (std::int32_t d = 0; d < base.sizes.n; ++d) repeats = repeats || (base.strides[d] == 0 && base.sizes[d] > 1);
+  Dims strides;
+  return repeats && !view_strides(base, dims_of(model.values[op.out.front().index()].shape), strides);
 }
 
 }  // namespace
@@ -79,6 +111,7 @@ ProgramCutter::ProgramCutter(Model& model, const std::vector<ModuleStyle>& style
 
 Result<void> ProgramCutter::run() {
   ops_.reserve(old_.size() + old_.size() / 8);
+  place_.reserve(old_.size());
   find_homes();
   if (auto rows = cut_inputs(); !rows) return rows;
   for (std::size_t i = 0; i < old_.size(); ++i) {
@@ -100,8 +133,9 @@ Result<void> ProgramCutter::run() {
   return {};
 }
 
-std::string place_of(const Model& model, const Op& op) {
-  return op.module.valid() ? model.modules[op.module.index()].fqn : std::string("the root");
+const std::string& place_of(const Model& model, const Op& op) {
+  static const std::string kRoot = "the root";
+  return op.module.valid() ? model.modules[op.module.index()].fqn : kRoot;
 }
 
 // ------------------------------------------------------------------------------------------------ calls of modules
@@ -109,6 +143,7 @@ std::string place_of(const Model& model, const Op& op) {
 Result<void> ProgramCutter::open_modules(const Op& op, std::int32_t index) {
   if (op.module == chain_module_ && op.call == chain_call_) return {};
   std::vector<ModuleId> chain;
+  chain.reserve(chain_.size() + 4);
   for (ModuleId m = op.module; m.valid(); m = model_.modules[m.index()].parent) chain.push_back(m);
   std::reverse(chain.begin(), chain.end());
   std::size_t common = 0;
@@ -179,6 +214,7 @@ void ProgramCutter::finish_rowwise(const Open& open) {
 
 /// A copy of logits that stayed cut is the loss's full_tensor(): a gather. Whether it is one.
 bool ProgramCutter::gathers(const Op& op, std::int32_t index) {
+  if (gathered_later_.empty()) return false;
   const auto* from = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
   if (from == nullptr || op.name != "aten.clone.default" || !gathered_later_.contains(from->id.value)) return false;
   const std::int32_t value = from->id.value, copy = op.out.front().value;
@@ -302,19 +338,23 @@ void ProgramCutter::special(Op& op, const std::vector<CutTensor>& args) {
   }
 }
 
-/// A reshape that copies in the whole model may be a view of a rank's part: one head repeated is an expansion.
-void ProgramCutter::without_copy(Op& op) {
-  if (op.name != "aten._unsafe_view.default" || ops_.empty() || ops_.back().name != "aten.clone.default") return;
-  const auto* copied = std::get_if<ValueRef>(&op.args.front().value);
-  const auto* from = std::get_if<ValueRef>(&ops_.back().args.front().value);
-  if (copied == nullptr || from == nullptr || ops_.back().out.front() != copied->id) return;
-  const Layout base = layout_here(model_, ops_, from->id.value);
-  Dims strides;
-  if (base.contiguous() || !view_strides(base, dims_of(model_.values[op.out.front().index()].shape), strides)) return;
-  op.name = "aten.view.default";
-  op.args.front() = value_arg(from->id.value);
-  ops_.pop_back();
-  place_.back() = static_cast<std::int32_t>(ops_.size());
+/// A reshape that copies in the whole model may be a view of a rank's part: one head repeated is an expansion. The
+/// other way round, what is a view of the whole model's copy of such rows copies here.
+void ProgramCutter::fit_copies(Op& op) {
+  if (is_view_here(model_, ops_, op)) {
+    op.name = "aten.view.default";
+    op.args.front() = ops_.back().args.front();
+    ops_.pop_back();
+    place_.back() = static_cast<std::int32_t>(ops_.size());
+  } else if (copies_repeated(model_, ops_, op)) {
+    const std::int32_t value = std::get<ValueRef>(op.args.front().value).id.value;
+    const std::int32_t made = add_unheld(value, cuts_[static_cast<std::size_t>(value)]);
+    Op& copy = emit("aten.clone.default", value, op.module, op.call);
+    copy.kwargs.push_back({"memory_format", Arg{std::string("torch.contiguous_format")}});
+    copy.out.push_back(ValueId(made));
+    op.name = "aten._unsafe_view.default";
+    op.args.front() = value_arg(made);
+  }
 }
 
 void ProgramCutter::set_results(const Op& op, std::vector<Cut> cuts, std::int32_t index) {
@@ -335,6 +375,7 @@ void ProgramCutter::set_results(const Op& op, std::vector<Cut> cuts, std::int32_
 /// What an operator reads; parameters whose gradients are placed by the program become values.
 std::vector<CutTensor> ProgramCutter::tensors_of(Op& op) {
   std::vector<CutTensor> args;
+  args.reserve(op.args.size());
   each_arg(op, [&](Arg& arg) {
     if (auto* value = std::get_if<ValueRef>(&arg.value)) {
       const std::int32_t id = value->id.value;
@@ -359,13 +400,12 @@ std::vector<CutTensor> ProgramCutter::tensors_of(Op& op) {
 Result<void> ProgramCutter::carry(std::int32_t index) {
   if (within(ModuleStyle::Local)) return carry_local(index);
   Op op = std::move(old_[static_cast<std::size_t>(index)]);
-  const bool zeros = leaves_zeros(base_name(op.name));
   each_arg(op, [&](Arg& arg) {
     auto* value = std::get_if<ValueRef>(&arg.value);
     if (value == nullptr) return;
-    if (!zeros) cuts_[value->id.index()].zero = false;
+    may_be_written(op, cuts_[value->id.index()]);
     value->id = ValueId(seen(value->id.value));
-    if (!zeros) cuts_[value->id.index()].zero = false;
+    may_be_written(op, cuts_[value->id.index()]);
   });
   if (wrong_) return fail(std::move(*wrong_));
   if (gathers(op, index)) return {};
@@ -380,10 +420,12 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
         not_local(place_of(model_, op), "this reads what the ranks of the tensor dimension chose each", op.name));
   place_.back() = static_cast<std::int32_t>(ops_.size());  // after what its arguments needed
   std::vector<Shape> results;
+  results.reserve(op.out.size());
   for (const ValueId id : op.out) results.push_back(id.valid() ? whole_[id.index()] : Shape());
   grow(op, args, results);
-  std::vector<Cut> cuts(results.size());
+  std::vector<Cut> cuts;
   if (is_spread_loss(op, args)) {
+    cuts.resize(results.size());
     if (op.name == "aten._log_softmax.default") cuts.front() = args.front().cut;
     make_spread_loss(op, args.front().cut, options_);
   } else if (auto rows = carry_rows(op, args, results)) {
@@ -408,7 +450,7 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
       op, args,
       inside(ModuleStyle::Replicate) ? model_.modules[open_.back().module.index()].params : std::vector<ParamId>());
   tell_sizes(op);
-  without_copy(op);
+  fit_copies(op);
   ops_.push_back(std::move(op));
   const bool keeps =
       inside(ModuleStyle::Rowwise) || inside(ModuleStyle::RowwiseReduced) || inside(ModuleStyle::ExpertTensor);
@@ -418,12 +460,13 @@ Result<void> ProgramCutter::carry(std::int32_t index) {
 
 /// Terms of a sum outside of a rowwise module and of experts are summed at once.
 void ProgramCutter::finish_results(const Op& op) {
+  const auto is_term = [this](ValueId id) { return id.valid() && cuts_[id.index()].term; };
+  if (std::none_of(op.out.begin(), op.out.end(), is_term)) return;
   const std::vector<ValueId> out = op.out;
   const ModuleId module = op.module;
   const std::int32_t call = op.call;
   for (const ValueId id : out) {
-    if (!id.valid() || !cuts_[id.index()].term) continue;
-    now_[id.value] = reduce(id.value, module, call);
+    if (is_term(id)) now_[id.value] = reduce(id.value, module, call);
   }
 }
 

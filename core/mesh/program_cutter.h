@@ -46,7 +46,7 @@ void each_arg(Op& op, const Visit& visit) {
 const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value);
 
 /// The name of an operator's module, for errors.
-std::string place_of(const Model& model, const Op& op);
+const std::string& place_of(const Model& model, const Op& op);
 
 /// What the module at `place` cannot do on a rank's part of the sequence.
 Error not_local(std::string place, std::string message, std::string got);
@@ -88,7 +88,7 @@ class ProgramCutter : private RankProgram {
   void finish_results(const Op& op);
   void renumber();
   void special(Op& op, const std::vector<CutTensor>& args);
-  void without_copy(Op& op);
+  void fit_copies(Op& op);
 
   // Modules that run on a rank's own part (local_part.cpp)
   Result<void> carry_local(std::int32_t index);

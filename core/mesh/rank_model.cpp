@@ -9,12 +9,14 @@
 #include <vector>
 
 #include "core/mesh/context_cut.h"
+#include "core/mesh/cut_errors.h"
 #include "core/mesh/own_code.h"
 #include "core/mesh/parallel_plan.h"
 #include "core/mesh/program_cutter.h"
 #include "core/mesh/stacked_matrices.h"
 #include "core/mesh/whole_parameters.h"
 #include "core/model/mesh_dimension.h"
+#include "core/model/untied.h"
 #include "core/plan.h"
 #include "core/plan/units/groups.h"
 #include "core/plan/units/units.h"
@@ -75,6 +77,10 @@ bool share_part(ParamInfo& first, const ParamInfo& second) {
   return true;
 }
 
+void note_untied(Model& model, const ParamInfo& param) {
+  model.parallel.push_back({param.fqn, std::string(kUntied) + model.params[param.shares.index()].fqn});
+}
+
 /// Cuts the parameters of a styled module; the plan makes new tensors, so nothing that it touches stays tied, unless
 /// the script ties it anew.
 void cut_params(Model& model, const Job& job, const std::vector<ModuleStyle>& styles,
@@ -95,7 +101,7 @@ void cut_params(Model& model, const Job& job, const std::vector<ModuleStyle>& st
         continue;
       }
       if (!stays_tied(job, model, param)) {
-        if (param.shares.valid()) model.parallel.push_back({param.fqn, "untied"});
+        if (param.shares.valid()) note_untied(model, param);
         param.shares = ParamId();
       }
       param.part.dimension = options.dimension;
@@ -121,7 +127,7 @@ void cut_params(Model& model, const Job& job, const std::vector<ModuleStyle>& st
   for (ParamInfo& param : model.params) {  // what shared a tensor that is new now
     if (!param.shares.valid() || model.params[param.shares.index()].part.dimension != options.dimension) continue;
     if (stays_tied(job, model, param) && share_part(model.params[param.shares.index()], param)) continue;
-    model.parallel.push_back({param.fqn, "untied"});
+    note_untied(model, param);
     param.shares = ParamId();
   }
 }
@@ -226,23 +232,22 @@ Result<void> check_context(const Job& job) {
   return {};
 }
 
+/// A library's model that has its scores, [batch, heads, queries, keys], as a tensor: no kernel makes their mask, so
+/// the model does. (Where attention falls back on products PyTorch calls a softmax of its own.)
+bool makes_scores(const Model& model) {
+  return model.lifetimes == Lifetimes::Built && std::any_of(model.ops.begin(), model.ops.end(), [&](const Op& op) {
+           return op.name == "aten._softmax.default" && model.values[op.out.front().index()].shape.size() == 4;
+         });
+}
+
 /// Scripts that nobody cuts: a head that is part of a loss's own kernel, and what counts or looks along a sequence of
 /// which a rank has a part. Transformers makes masks as long as the embeddings that come out, which along the sequence
 /// are a part of it.
 Result<void> check_script(const Job& job) {
   const ModelOptions& model = job.model;
   const bool makes_mask = model.attention_mask || model.packed || model.attention == "eager";
-  if (job.mesh.tensor > 1 && job.mesh.sequence_parallel && makes_mask) {
-    return fail({ErrorCode::Refused,
-                 fmt::format("PyTorch fails here: RuntimeError: The expanded size of the tensor ({}) must match the "
-                             "existing size ({}) at non-singleton dimension 2: the mask is made for the rank's part",
-                             model.seq, model.seq / job.mesh.tensor),
-                 model.source,
-                 model.packed           ? "model.packed"
-                 : model.attention_mask ? "model.attention_mask"
-                                        : "model.attention",
-                 "no mask, or mesh.sequence_parallel = false", "a mask", "set mesh.sequence_parallel = false"});
-  }
+  if (job.mesh.tensor > 1 && job.mesh.sequence_parallel && makes_mask)
+    return fail(mesh::mask_of_a_part(job, model.attention == "eager"));
   const bool shares = job.mesh.context > 1;
   const bool loss = model.loss == "fused_linear_cross_entropy" || (shares && model.loss == "per_token");
   const bool mask = shares && (model.attention_mask || model.packed);
@@ -253,18 +258,19 @@ Result<void> check_script(const Job& job) {
                shares ? "change it, or set mesh.context = 1" : "change it, or take the degrees of [mesh] away"});
 }
 
-/// DDP around DTensors; around a script's own parts, which are plain tensors, it works.
+/// DDP around DTensors; around plain tensors it works: a script's own parts, and whole ones of ranks that share a
+/// sequence.
 Result<void> check_runtime(const Job& job) {
   const MeshOptions& mesh = job.mesh;
   const bool shards = job.fsdp.runtime == Runtime::Fsdp1 || has_fsdp2_layouts(job.fsdp.runtime);
-  const bool alone = job.fsdp.runtime == Runtime::None && mesh.context <= 1 && mesh.expert <= 1 &&
-                     mesh.tensor == job.cluster.world_size;
-  if (shards || alone) return {};
+  const bool replicates = mesh.tensor <= 1;
+  const bool alone = mesh.tensor * mesh.context == job.cluster.world_size && (mesh.context <= 1 || !job.fsdp.wrap.root);
+  if (shards || (job.fsdp.runtime == Runtime::None && mesh.expert <= 1 && (replicates || alone))) return {};
   return fail({ErrorCode::Unsupported,
                "this runtime has no mesh of several dimensions",
                {},
                "fsdp.runtime",
-               "fsdp2, fsdp1 or planned; none over tensor ranks alone",
+               "fsdp2, fsdp1 or planned; none over context ranks, or over tensor ranks alone",
                std::string(runtime_name(job.fsdp.runtime)),
                "take the degrees of [mesh] away, or set fsdp2"});
 }
@@ -568,6 +574,7 @@ Result<Model> rank_model(Model whole, const Job& job, const PartBuilder& build) 
     model.parallel = std::move(left);
   }
   if (cuts) {
+    if (job.mesh.sequence_parallel && makes_scores(model)) return fail(mesh::mask_of_a_part(job, true));
     if (auto ok = check_lengths(model, job, styles); !ok) return tl::unexpected(ok.error());
     if (auto ok = check_matrices(model, styles_along(styles, false)); !ok) return tl::unexpected(ok.error());
   }

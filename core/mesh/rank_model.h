@@ -29,7 +29,7 @@ ModelOptions rank_model_options(const Job& job);
 using PartBuilder = std::function<Result<Model>(const ModelOptions&)>;
 
 /// The model of rank job.cluster.rank; the model itself where nothing is cut. What is left in Model::parallel are the
-/// parameters that the plan has untied (style "untied") layers beside experts that stay whole (style "whole"),
+/// parameters that the plan has untied (core/model/untied.h), layers beside experts that stay whole (style "whole"),
 /// modules that take a cut projection apart ("fused"), layers that are cut part by part ("packed") and their parameters
 /// that hold two ("halves"), modules whose split rows are no part of the sequence ("elsewhere") and whole parameters
 /// that read what is cut ("partial"). `whole` is as its source built it. Errors: check_mesh's; a plan that names

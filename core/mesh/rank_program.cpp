@@ -23,6 +23,10 @@ Shape strides_like(const Shape& strides, const Shape& shape) {
 }  // namespace
 
 RankProgram::RankProgram(Model& model, const TensorOptions& options) : model_(model), options_(options) {
+  const std::size_t room = model.values.size() + model.values.size() / 8;
+  model.values.reserve(room);
+  whole_.reserve(room);
+  cuts_.reserve(room);
   cuts_.resize(model.values.size());
   made_at_.assign(model.values.size(), -1);
   for (const ValueInfo& value : model.values) whole_.push_back(value.shape);
@@ -54,9 +58,12 @@ std::int32_t RankProgram::add_value(std::int32_t like, const Cut& cut) {
 
 void RankProgram::set_local(std::int32_t value, const Cut& cut) {
   ValueInfo& info = model_.values[static_cast<std::size_t>(value)];
-  const Shape whole = whole_[static_cast<std::size_t>(value)];
+  const Shape& whole = whole_[static_cast<std::size_t>(value)];
   cuts_[static_cast<std::size_t>(value)] = cut;
-  info.shape = local_shape(whole, cut, options_.group);
+  if (cut.cut())
+    info.shape = local_shape(whole, cut, options_.group);
+  else if (info.shape != whole)
+    info.shape = whole;
   if (!info.strides.empty() && cut.cut()) info.strides = strides_like(info.strides, info.shape);
 }
 

@@ -70,8 +70,9 @@ void ProgramCutter::part_whole_operands(Op& op) {
     if (cut.cut() && !beside) beside = value->id.value;
     whole = whole || (!cut.cut() && !cut.term);
   });
+  if (!beside || !whole) return;
   const bool attends = is_attention(op);
-  if (!beside || !whole || (!takes_like_operands(op) && !attends)) return;
+  if (!takes_like_operands(op) && !attends) return;
   const auto rank = static_cast<std::int32_t>(whole_[static_cast<std::size_t>(*beside)].size());
   each_arg(op, [&](Arg& arg) {
     auto* value = std::get_if<ValueRef>(&arg.value);

@@ -77,6 +77,21 @@ const std::vector<std::string>& container_class_names() {
   return kNames;
 }
 
+bool is_stack(const Model& model, ModuleId id) {
+  const ModuleInfo& module = model.modules[id.index()];
+  const auto is_one_of = [&](const std::vector<std::string>& names) {
+    const auto is = [&](const std::string& name) { return std::find(names.begin(), names.end(), name) != names.end(); };
+    return is(module.class_name) || std::any_of(module.bases.begin(), module.bases.end(), is);
+  };
+  const auto is_like_first = [&](ModuleId child) {
+    return model.modules[child.index()].class_name == model.modules[module.children.front().index()].class_name;
+  };
+  if (module.children.empty()) return false;
+  if (is_one_of({"ModuleList"})) return true;
+  return is_one_of({"ModuleDict", "Sequential"}) &&
+         std::all_of(module.children.begin(), module.children.end(), is_like_first);
+}
+
 const std::vector<std::string>& unsplit_class_names() {
   static const std::vector<std::string> kNames{"MultiheadAttention"};
   return kNames;

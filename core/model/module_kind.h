@@ -21,6 +21,9 @@ const std::vector<std::string>& container_class_names();  // lists and dictionar
 const std::vector<std::string>& unsplit_class_names();    // never wrapped in parts: size_based_auto_wrap_policy
 const std::vector<std::string>& batch_norm_class_names();
 
+/// A stack of blocks: a list of modules, or a dictionary or chain of modules of one class.
+bool is_stack(const Model& model, ModuleId module);
+
 /// The output head as torchtune's and TRL's activation offload look for it (get_act_offloading_ctx_manager), whose
 /// hooks are off in it: an attribute of the model inside its wrappers. Invalid: none is found, and its activations
 /// travel too.

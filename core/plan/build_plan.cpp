@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "core/lowering/mesh_rules.h"
+#include "core/model/untied.h"
 #include "core/plan/checks/checks.h"
 #include "core/plan/expert_traps.h"
 #include "core/plan/graph/inner_gradients.h"
@@ -225,11 +226,24 @@ void note_whole(const Model& model, Plan& plan) {
       "less memory for them");
 }
 
+/// Where parameters are before they are cut, of a job that cuts none; and gradients that nobody sums.
+void note_settings(const Job& job, Plan& plan) {
+  if (job.fsdp.runtime == Runtime::None && job.mesh.context > 1 && !job.fsdp.wrap.root)
+    plan.warnings.emplace_back(
+        "fsdp.wrap.root = false: nobody sums the gradients of the ranks that share a sequence, each has those of its "
+        "own part; a script that does so itself needs no more memory");
+  const std::string& init = job.cluster.init;
+  if ((init != "parts" && init != "device_blocks_first") || job.mesh.tensor > 1 || job.mesh.expert > 1) return;
+  plan.warnings.push_back("cluster.init = \"" + init +
+                          "\" is \"device\" here: nothing is cut over ranks before it is sharded (mesh.tensor and "
+                          "mesh.expert are 1)");
+}
+
 /// What a plan over tensor ranks does to parameters without an error.
 void note_parameters(const Model& model, Runtime runtime, Plan& plan) {
   std::vector<std::string> untied, fused, partial, thawed, elsewhere;
   for (const ParallelStyle& row : model.parallel) {
-    if (row.style == "untied") untied.push_back(row.modules);
+    if (row.style.starts_with(kUntied)) untied.push_back(row.modules);
     if (row.style == "fused") fused.push_back(row.modules);
     if (row.style == "partial") partial.push_back(row.modules);
     if (row.style == "thawed") thawed.push_back(row.modules);
@@ -416,6 +430,7 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
     enter_mesh(model, *plan);
     note_mesh(model, job, *plan);
   }
+  note_settings(job, *plan);
   for (Trap& trap : script_traps(model, job, *plan)) plan->traps.push_back(std::move(trap));
   for (Trap& trap : training_traps(model, job, *parts.units, parts.checkpointed))
     plan->traps.push_back(std::move(trap));

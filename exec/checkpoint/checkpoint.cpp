@@ -14,6 +14,7 @@
 #include <system_error>
 #include <utility>
 
+#include "core/model/untied.h"
 #include "core/output_file.h"
 #include "exec/checkpoint/checkpoint_manifest.h"
 #include "exec/checkpoint/checkpoint_peers.h"
@@ -79,7 +80,8 @@ bool persistent(const Model& model, const StateTensor& tensor) {
 
 /// A config.json says of the weights beside it whether they are tied; a mesh may have untied what the job's own ties.
 std::string config_of_weights(const Model& model, const std::string& text) {
-  const bool untied = std::ranges::any_of(model.parallel, [](const auto& row) { return row.style == "untied"; });
+  const bool untied =
+      std::ranges::any_of(model.parallel, [](const auto& row) { return row.style.starts_with(kUntied); });
   nlohmann::json config = untied ? nlohmann::json::parse(text, nullptr, false) : nlohmann::json();
   if (!config.is_object()) return text;
   config["tie_word_embeddings"] = false;

@@ -263,6 +263,9 @@ class RankTraining final : public Training {
         events.note("positions are the whole sequence's: a script hands the model position_ids that it cuts as tokens");
       tell_partial_checkpoints(events);
     }
+    const auto& traps = parts_->plan.traps;
+    if (events.note && std::any_of(traps.begin(), traps.end(), [](const Trap& trap) { return trap.number == 27; }))
+      events.note("trap 27 is PyTorch's: the norm here has the other tensor ranks' shards too");
     after_init_ = backend_->memory();
     if (setup_.recorder != nullptr && control_ != nullptr) align_clocks(*setup_.recorder, *control_);
     return {};

@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "core/model/mesh_dimension.h"
+#include "core/model/module_kind.h"
+#include "core/model/untied.h"
 #include "sim/play/resident_state.h"
 
 namespace foreshard {
@@ -39,15 +41,11 @@ BlockHandle cut_part(Device& device, const Model& model, const ParamInfo& param)
 }
 
 /// Scripts cut the layers around their blocks first, with the model at hand, then block by block, or the other way
-/// round.
+/// round. (tensor_plan.py tells which by the same stacks.)
 std::vector<ModuleId> cutting_order(const Model& model, const Job& job) {
-  const auto in_block = [](const ModuleInfo& module) {
-    std::size_t at = 0;
-    for (std::size_t end = 0; end != std::string::npos; at = end + 1) {
-      end = module.fqn.find('.', at);
-      const std::string_view part = std::string_view(module.fqn).substr(at, end == std::string::npos ? end : end - at);
-      if (!part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos) return true;
-    }
+  const auto in_block = [&](const ModuleInfo& module) {
+    for (ModuleId at = module.parent; at.valid(); at = model.modules[at.index()].parent)
+      if (is_stack(model, at)) return true;
     return false;
   };
   std::vector<ModuleId> order;
@@ -77,19 +75,15 @@ Bytes made_bytes(const Model& model, ParamId id, const Job& job) {
 
 std::vector<ParamId> untied_from(const Model& model) {
   std::vector<ParamId> from(model.params.size());
-  for (const ParallelStyle& style : model.parallel) {
-    if (style.style != "untied") continue;
-    const auto same = [&](const ParamInfo& param) { return param.fqn == style.modules; };
-    const auto untied = std::find_if(model.params.begin(), model.params.end(), same);
-    if (untied == model.params.end()) continue;
-    const auto is_owner = [&](const ParamInfo& param) {
-      return &param != &*untied && !param.shares.valid() && param.dtype == untied->dtype &&
-             whole_shape(param) == whole_shape(*untied);
-    };
-    const auto owner = std::find_if(model.params.begin(), untied, is_owner);
-    if (owner != untied)
-      from[static_cast<std::size_t>(untied - model.params.begin())] =
-          ParamId(static_cast<std::size_t>(owner - model.params.begin()));
+  const auto place_of = [&](std::string_view name) {
+    const auto at = std::find_if(model.params.begin(), model.params.end(),
+                                 [&](const ParamInfo& param) { return param.fqn == name; });
+    return static_cast<std::size_t>(at - model.params.begin());
+  };
+  for (const ParallelStyle& row : model.parallel) {
+    if (!row.style.starts_with(kUntied)) continue;
+    const std::size_t untied = place_of(row.modules), owner = place_of(row.style.substr(kUntied.size()));
+    if (untied < from.size() && owner < from.size()) from[untied] = ParamId(owner);
   }
   return from;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <stdexcept>
 
@@ -84,6 +85,19 @@ std::string without_infinity(std::string line) {
 
 }  // namespace
 
+/// Of a folder's files (FOLDER/*) those that hold no rows, as its page and scripts; a file alone is meant.
+std::vector<std::string> with_rows(const std::vector<std::string>& files) {
+  std::vector<std::string> kept;
+  for (const std::string& file : files) {
+    const bool page = file.ends_with(".md") || file.ends_with(".py");
+    if (files.size() < 2 || (!page && !std::filesystem::is_directory(file)))
+      kept.push_back(file);
+    else
+      std::fprintf(stderr, "foreshard-oracle: %s holds no rows: passed over\n", file.c_str());
+  }
+  return kept;
+}
+
 std::vector<Json> read_rows(const std::string& path) {
   const std::string text = read_text(path);
   std::vector<Json> rows;
@@ -150,7 +164,8 @@ int run(int argc, char** argv) {
   if (kind == kinds().end()) return usage(name.empty() ? "KIND is missing" : ("unknown kind " + name).c_str());
   if (arguments.empty()) return usage("FILE is missing");
   try {
-    return print(kind->second(arguments, options), options.verbose, json);
+    const bool rows = name == "meshes" || name == "practice" || name == "gpu-memory" || name == "training";
+    return print(kind->second(rows ? with_rows(arguments) : arguments, options), options.verbose, json);
   } catch (const NothingToCompare& e) {
     std::fprintf(stderr, "foreshard-oracle: %s\n", e.what());
     return 1;

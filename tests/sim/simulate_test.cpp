@@ -227,9 +227,13 @@ std::vector<Bytes> cut_at_init(const std::string& init) {
   hand.plan.runtime = hand.job.fsdp.runtime = Runtime::Fsdp2;
   hand.job.cluster.init = init;
   hand.model.mesh.push_back({"tensor", {0, 1}, 0});
-  hand.model.modules.resize(3);
-  hand.model.modules[1].fqn = "blocks.0.a";
-  hand.model.modules[2].fqn = "b";
+  hand.model.modules.resize(4);
+  hand.model.modules[1].fqn = "blocks.first.a";
+  hand.model.modules[2].fqn = "b.0";  // a number is no block
+  hand.model.modules[3].fqn = "blocks";
+  hand.model.modules[3].class_name = "ModuleList";
+  hand.model.modules[3].children = {ModuleId(std::size_t{1})};
+  hand.model.modules[1].parent = ModuleId(std::size_t{3});
   PlanUnit unit;
   unit.modules = {ModuleId(std::size_t{0})};
   for (std::size_t k = 0; k < 2; ++k) {

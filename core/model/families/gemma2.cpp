@@ -208,6 +208,9 @@ Result<Model> build_gemma2(const FamilyInput& given) {
   w.enter(m.root);
   logits = write_soft_cap(w, logits, c.logit_cap);
   finish_with_loss(model, w, input, tokens, logits);
+  model.parallel = decoder_plan({{"q_proj", "colwise"}, {"k_proj", "colwise"}, {"v_proj", "colwise"}}, "");
+  for (const char* norm : {"pre_feedforward_layernorm", "post_feedforward_layernorm"})
+    model.parallel.push_back({std::string("model.layers.*.") + norm, "sequence"});
   return model;
 }
 

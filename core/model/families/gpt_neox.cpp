@@ -168,6 +168,22 @@ class NeoXProgram {
   Tensor positions_;
 };
 
+/// Heads lie side by side in the fused projection, each with its three parts.
+std::vector<ParallelStyle> parallel_plan(const std::string& head) {
+  const std::string layer = "gpt_neox.layers.*.";
+  return {{"gpt_neox.embed_in", "rowwise"},
+          {layer + "input_layernorm", "sequence"},
+          {layer + "attention", "gather"},
+          {layer + "attention.query_key_value", "colwise"},
+          {layer + "attention.dense", "rowwise"},
+          {layer + "post_attention_layernorm", "sequence"},
+          {layer + "mlp", "gather"},
+          {layer + "mlp.dense_h_to_4h", "colwise"},
+          {layer + "mlp.dense_4h_to_h", "rowwise"},
+          {"gpt_neox.final_layer_norm", "sequence"},
+          {head, "head"}};
+}
+
 }  // namespace
 
 Result<Model> build_gpt_neox(const FamilyInput& input) {
@@ -196,6 +212,7 @@ Result<Model> build_gpt_neox(const FamilyInput& input) {
   for (const NeoXLayerModules& layer : m.layers) x = program.layer(layer, x, mask ? &*mask : nullptr);
   x = write_layer_norm(w, m.norm, x, c.eps);
   finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
+  model.parallel = parallel_plan(model.modules[m.head.module.index()].fqn);
   return model;
 }
 

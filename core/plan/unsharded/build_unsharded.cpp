@@ -44,7 +44,9 @@ Result<Plan> build_unsharded_plan(const PlanRequest& request) {
   const PlanRequest inner{request.model, request.job, bare, request.graph, request.script, request.max_iterations};
   Plan plan = fsdp2::frame_with_segments(inner);
   plan.runtime = Runtime::None;
-  const auto world = static_cast<std::int32_t>(request.job.cluster.world_size / request.job.mesh.tensor);  // of data
+  const bool replicated = request.job.fsdp.wrap.root;  // DDP around the model; else nobody sums over ranks
+  const auto world =
+      replicated ? static_cast<std::int32_t>(request.job.cluster.world_size / request.job.mesh.tensor) : 1;  // of data
   fsdp2::Fsdp2Runtime runtime(inner, plan);
   Result<void> done = runtime.prepare();
   if (!done) return tl::unexpected(done.error());

@@ -545,7 +545,9 @@ def _tell_optimizers(turn: int, roots_optimizers: list) -> None:
 
 
 def _finish(turn: int) -> None:
-    if _found["alone"] and tensor_plan.ranks(_root()) == 1:
+    if _found["alone"] and _first_call.get("sequence"):
+        note("nothing shards or replicates this model: the job is one of the ranks that share its sequences, whose gradients are summed by the script itself, or by nobody")
+    elif _found["alone"] and tensor_plan.ranks(_root()) == 1:
         note("nothing shards this model: the job is one rank's; with --set fsdp.runtime=fsdp2 --set cluster.world_size=8 its plan is sharded (fsdp.wrap says how)")
     passes = steps.micro_batches_of_last_step(turn)
     _found["micro_batches"] = len(passes)

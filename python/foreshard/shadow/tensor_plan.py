@@ -42,10 +42,19 @@ def made_where(root) -> str:
 
 
 def _blocks_first(root) -> bool:
-    """Whether what lies in lists of modules was cut before what stands outside of them."""
-    inside = {id(part) for name, part in root.named_modules() if any(word.isdigit() for word in name.split("."))}
+    """Whether what lies in stacks of blocks was cut before what stands outside of them."""
+    inside = {id(part) for stack in root.modules() if _is_stack(stack) for block in stack.children() for part in block.modules()}
     order = [id(module()) in inside for module in _cut_in_order if module() is not None]
     return True in order and False in order and order.index(True) < order.index(False)
+
+
+def _is_stack(module) -> bool:
+    """A list of modules, or a dictionary or chain of modules of one class (core: sim/play/cut_on_device.cpp)."""
+    import torch
+
+    if isinstance(module, torch.nn.ModuleList):
+        return True
+    return isinstance(module, (torch.nn.ModuleDict, torch.nn.Sequential)) and len({type(each) for each in module.children()}) == 1
 
 
 def before_sharding(module) -> None:

@@ -155,6 +155,29 @@ TEST(ContextModel, ASequenceIsSharedInsideAReplica) {
   EXPECT_TRUE(check_mesh(job).has_value());
 }
 
+/// Nothing shards: DDP sums the gradients of all ranks, or nobody does.
+TEST(ContextModel, NothingNeedsToShardIt) {
+  Job job = job_of(1);
+  job.fsdp.runtime = Runtime::None;
+  job.fsdp.mixed_precision = MixedPrecision::none();
+  job.train.clip_grad_norm = 0;
+  const auto reductions = [&] {
+    const auto plan = build_plan(rank_model(whole_model(job), job).value(), job);
+    const auto& all = plan.value().iterations.back().instructions;
+    return std::count_if(all.begin(), all.end(),
+                         [](const Instruction& i) { return i.kind == InstructionKind::AllReduce; });
+  };
+  EXPECT_GT(reductions(), 0);
+  job.cluster.world_size = kRanks;
+  job.fsdp.wrap.root = false;
+  EXPECT_EQ(reductions(), 0);
+  job.mesh.tensor = 2;  // beside cut layers DDP has no place
+  job.cluster.world_size = 2 * kRanks;
+  EXPECT_TRUE(rank_model(whole_model(job), job));
+  job.fsdp.wrap.root = true;
+  EXPECT_FALSE(rank_model(whole_model(job), job));
+}
+
 TEST(ContextModel, RefusesLengthsAndProgramsThatDoNotFit) {
   Job job = job_of(0);
   const Model model = whole_model(job);

@@ -119,6 +119,29 @@ TEST(OwnPrograms, PartsOfAFusedProjectionHaveTheRanksHeads) {
   EXPECT_FALSE(cut(three, job_of({{"a", "colwise"}})));
 }
 
+/// Keys of two heads, each repeated for three: a rank has one of them, whose repetition is no copy, so that a product
+/// of all heads makes one.
+TEST(OwnPrograms, AHeadThatARankRepeatsIsCopiedByProducts) {
+  const Json ops = {operation("aten.linear.default", "a", {"%x", "@a.weight"}, value("h", {2, 6, 8})),
+                    operation("aten.view.default", "", {"%h", {2, 6, 2, 4}}, value("v", {2, 6, 2, 4})),
+                    operation("aten.transpose.int", "", {"%v", 1, 2}, value("t", {2, 2, 6, 4})),
+                    operation("aten.unsqueeze.default", "", {"%t", 2}, value("u", {2, 2, 1, 6, 4})),
+                    operation("aten.expand.default", "", {"%u", {2, 2, 3, 6, 4}}, value("e", {2, 2, 3, 6, 4})),
+                    operation("aten.clone.default", "", Json::array({"%e"}), value("c", {2, 2, 3, 6, 4})),
+                    operation("aten._unsafe_view.default", "", {"%c", {2, 6, 6, 4}}, value("k", {2, 6, 6, 4})),
+                    operation("aten.transpose.int", "", {"%k", 2, 3}, value("s", {2, 6, 4, 6})),
+                    operation("aten.expand.default", "", {"%s", {2, 6, 4, 6}}, value("m", {2, 6, 4, 6})),
+                    operation("aten.view.default", "", {"%m", {12, 4, 6}}, value("b", {12, 4, 6})),
+                    operation("aten.sum.default", "", Json::array({"%b"}), value("loss", {}))};
+  const Json model = net({2, 6, 8}, {8, 8}, {8, 8}, ops);
+  const auto made = cut(model, job_of({{"a", "colwise"}}));
+  ASSERT_TRUE(made) << made.error().message;
+  EXPECT_EQ(shape_of(*made, "b"), (Shape{6, 4, 6}));
+  const Op& copy = op_of(*made, "aten.clone.default");
+  EXPECT_EQ(made->values[copy.out.front().index()].shape, (Shape{2, 3, 4, 6}));
+  EXPECT_EQ(op_of(*made, "aten._unsafe_view.default").args.front(), (Arg{ValueRef{copy.out.front()}}));
+}
+
 /// Keys and values of one layer: two parts, which two ranks would divide.
 TEST(OwnPrograms, WhatIsTakenApartIsNoHeads) {
   const auto apart = [](std::int64_t dim) {

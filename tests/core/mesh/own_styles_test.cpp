@@ -266,7 +266,7 @@ TEST(OwnStyles, WeightsThatAreTiedBehindThePlanAreOneTensorsPart) {
   job.mesh.plan = {{"model.embed_tokens", "rowwise"}, {"lm_head", "head"}};
   const Model untied = rank_model(llama(job, true), job).value();
   EXPECT_FALSE(param(untied, "lm_head.weight").shares.valid());
-  EXPECT_TRUE(has_row(untied, "lm_head.weight", "untied"));
+  EXPECT_TRUE(has_row(untied, "lm_head.weight", "untied:model.embed_tokens.weight"));
   job.fsdp.tied = {{"lm_head.weight", "model.embed_tokens.weight"}};
   const Model tied = rank_model(llama(job, true), job).value();
   EXPECT_TRUE(param(tied, "lm_head.weight").shares.valid());
@@ -275,7 +275,7 @@ TEST(OwnStyles, WeightsThatAreTiedBehindThePlanAreOneTensorsPart) {
   EXPECT_EQ(param(tied, "model.embed_tokens.weight").part.gradient, MeshPart::Gradient::Part);
   EXPECT_TRUE(build_plan(tied, job));
   job.mesh.plan = {{"model.embed_tokens", "head"}, {"lm_head", "head"}};  // of other parts
-  EXPECT_TRUE(has_row(rank_model(llama(job, true), job).value(), "lm_head.weight", "untied"));
+  EXPECT_TRUE(has_row(rank_model(llama(job, true), job).value(), "lm_head.weight", "untied:model.embed_tokens.weight"));
 }
 
 TEST(OwnStyles, WordsOfScriptsSayWhichStyleTheyAre) {
