@@ -126,6 +126,13 @@ Actions actions_of_step(const FoundSetting& setting, const Job& job) {
   return actions;
 }
 
+/// Whether this micro-batch finds what an earlier one has run for several.
+bool shares(const FoundSetting& setting, std::size_t step, std::size_t pass) {
+  if (setting.once.empty()) return false;
+  const std::vector<bool>& ran = setting.once[std::min(step, setting.once.size() - 1)];
+  return pass < ran.size() && !ran[pass];
+}
+
 }  // namespace
 
 double divide_of_experts(const FoundSetting& setting) {
@@ -145,16 +152,16 @@ std::vector<std::vector<std::string>> found_script(const FoundSetting& setting, 
   Calls calls(setting, job);
   for (std::size_t i = 0; i < steps; ++i) {
     Actions actions;
-    std::size_t pass = 0;
+    std::size_t pass = 0, forward = 0;
     for (const std::string& action : step) {
       if (action == "no_sync{" || action == "}") calls.hold(action != "}");
       if (pass < setting.backwards.size()) {
         if (action == "fwd") calls.before_forward(setting.backwards[pass], actions);
         if (action == "bwd") calls.before_backward(setting.backwards[pass++], actions);
       }
-      actions.push_back(action);
+      actions.push_back(action == "fwd" && shares(setting, i, forward++) ? "fwd_rest" : action);
     }
-    differs = differs || actions.size() != step.size();
+    differs = differs || actions != step;
     script.push_back(std::move(actions));
   }
   return differs ? script : std::vector<Actions>{};

@@ -141,6 +141,7 @@ FoundSetting setting_of(const json& row) {
   }
   if (const auto narrow = row.find("float8"); narrow != row.end())
     setting.float8_all_gather = narrow->value("precomputed", false) ? "precomputed" : "dynamic";
+  setting.once = row.value("once", std::vector<std::vector<bool>>());
   setting.keeps_outputs = row.value("keeps_outputs", false);
   setting.no_sync = row.value("no_sync", false);
   setting.backwards = backwards_of(row.value("backwards", json::array()), setting.units);

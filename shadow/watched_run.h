@@ -92,6 +92,8 @@ struct FoundSetting {
   std::string zero_grad;  // before_forward, after_forward, zero: when the gradients of the step before go
   bool no_sync = false;   // only the last micro-batch reduces gradients
   std::vector<FoundBackward> backwards;  // fsdp2: of a steady step, by micro-batch
+  std::vector<std::vector<bool>>
+      once;  // by step and micro-batch: whether it runs what others share; empty: each runs all
   bool keeps_outputs = false;
   std::map<std::string, std::string> tensor_plan;  // mesh.plan; empty: nothing is cut, or nobody knows how
   bool tensor_sequence = false, tensor_loss = false;

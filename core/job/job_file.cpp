@@ -315,6 +315,8 @@ class Loader {
     if (!key.means_in(runtime))
       loaded.warnings.push_back(fmt::format("{} has a meaning with {} only; the runtime is {}", key.name,
                                             runtime_name(*key.only), runtime_name(loaded.job.fsdp.runtime)));
+    if (key.name.starts_with("adapters.") && key.name != "adapters.kind" && loaded.job.adapters.kind == "none")
+      loaded.warnings.push_back(fmt::format("{} has a meaning with adapters.kind = \"lora\" only", key.name));
     const MeshOptions& mesh = loaded.job.mesh;
     const auto beside = [&](const char* degree, bool is) {
       if (!is) loaded.warnings.push_back(fmt::format("{} has a meaning with {} above 1 only", key.name, degree));

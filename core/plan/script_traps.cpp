@@ -188,7 +188,7 @@ std::optional<Trap> gathered_again(const Plan& plan) {
 
 std::optional<Trap> group_for_each_unit(const Plan& plan) {
   std::int64_t groups = 0;
-  for (const PlanCommunicator& one : plan.communicators) groups += one.kind == "post_forward" ? 1 : 0;
+  for (const PlanCommunicator& one : plan.communicators) groups += one.name.starts_with("post_forward:") ? 1 : 0;
   if (groups < 2) return std::nullopt;
   Trap trap{38, "every unit makes a communicator of its own", "F2-13", {}, {}, {}, false};
   trap.text = fmt::format(

@@ -57,6 +57,7 @@ std::optional<Error> overlapping_forwards(const PlanIteration& iteration) {
   for (const std::string& action : iteration.actions) {
     if (action == "fwd" && ++pending > 1)
       return not_run("train.script", "a second forward before the first's backward");
+    if (action == "fwd_rest") return not_run("train.script", "fwd_rest");
     if (action == "bwd_keep") return not_run("train.script", "bwd_keep");
     if (action.starts_with("bwd")) pending = 0;
   }

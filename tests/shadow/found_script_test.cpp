@@ -54,6 +54,15 @@ TEST(FoundScript, TheUsualStepNeedsNone) {
   EXPECT_THAT(found_script(FoundSetting{}, job(2), 3), IsEmpty()) << "a report that says nothing of backwards";
 }
 
+TEST(FoundScript, WhatMicroBatchesShareRunsOnce) {
+  FoundSetting shared = setting({{}, {}});
+  shared.once = {{true, false}, {false, false}};
+  EXPECT_THAT(found_script(shared, job(2), 3),
+              ElementsAre(ElementsAre("zero", "fwd", "bwd", "fwd_rest", "bwd", "step"),
+                          ElementsAre("zero", "fwd_rest", "bwd", "fwd_rest", "bwd", "step"),
+                          ElementsAre("zero", "fwd_rest", "bwd", "fwd_rest", "bwd", "step")));
+}
+
 TEST(FoundScript, WhatStaysIsCalledOnce) {
   FoundBackward backward;
   backward.units["embed"] = with(&FoundSwitches::unshard, false);

@@ -244,6 +244,26 @@ class Shadow(unittest.TestCase):
         self.assert_as_planned(answer, within=0.0001, time=None)
         self.assertTrue(job["train"]["keeps_outputs"])
 
+    def test_a_rollout_that_several_micro_batches_share(self):
+        """Once a step, and once for two steps."""
+        for runtime in ("fsdp1", "fsdp2"):
+            for kind, first in (("rollout", ["zero", "fwd", "bwd", "fwd_rest", "bwd", "step"]), ("steps", ["zero", "fwd", "bwd", "step"])):
+                with self.subTest(runtime=runtime, kind=kind):
+                    answer, job = self.watch("beside.py", kind, runtime, flags=("--world", "8"))
+                    self.assert_as_planned(answer, within=0.012, time=None)  # 1 MiB of a small model
+                    self.assertEqual(answer["differences"], [])
+                    script = job["train"]["script"]
+                    self.assertEqual(script[0], first)
+                    self.assertEqual(["fwd_rest" in each for each in script], [True] * 3 if kind == "rollout" else [False, True, False])
+
+    def test_a_head_that_nothing_shards(self):
+        for runtime in ("fsdp1", "fsdp2"):
+            with self.subTest(runtime):
+                answer, job = self.watch("beside.py", "head", runtime, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.004, time=None)
+                self.assertEqual(job["fsdp"]["ignored"], ["beside.*"])
+                self.assertEqual([each["params"] for each in job["train"]["optimizer"]["parts"]], [["beside.*"]])
+
     def test_what_pytorch_refuses_is_pytorchs_to_say(self):
         end = run(PYTHON, SCRIPTS / "own_steps.py", "transformed", flags=("--json", "--world", "8"))
         self.assertEqual(end.returncode, 1, end.stderr[-2000:])

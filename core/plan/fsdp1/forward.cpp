@@ -19,8 +19,9 @@ Forward::Forward(Run& run, Gathering& gathering, Gradients& gradients)
 
 void Forward::forget_graph() { unmanaged_.assign(unmanaged_.size(), kNoNode); }
 
-void Forward::run() {
+void Forward::run(bool rest) {
   if (run_.graph.calls.empty()) return;
+  first_step_ = rest ? run_.graph.calls.front().once : 0;
   if (run_.summoned) return run_.fail("AssertionError", "a forward inside summon (T1)");
   out_.set_phase(Phase::Forward);
   frame_ = -1;
@@ -197,7 +198,13 @@ bool Forward::run_call(std::int32_t call_index) {
 bool Forward::run_hooked(std::int32_t call_index) {
   const GraphCall& call = run_.graph.calls[static_cast<std::size_t>(call_index)];
   const bool enabled = run_.grad_enabled;
-  run_.grad_enabled = enabled && !(call.calls_without_grad.empty() ? call.without_grad : call.calls_without_grad[0]);
+  // Of the root's calls the first that runs.
+  const auto skipped = call_index == 0 && first_step_ > 0
+                           ? std::upper_bound(call.again.begin(), call.again.end(), first_step_) - call.again.begin()
+                           : 0;
+  run_.grad_enabled =
+      enabled && !(call.calls_without_grad.empty() ? call.without_grad
+                                                   : call.calls_without_grad[static_cast<std::size_t>(skipped)]);
   if (call_index == 0) script_grad_ = enabled;
   const bool done = run_between_hooks(call_index);
   run_.grad_enabled = enabled;
@@ -235,9 +242,11 @@ void Forward::root_calls_between(const GraphCall& call, std::size_t step) {
 
 bool Forward::run_body(std::int32_t call_index) {
   const GraphCall& call = run_.graph.calls[static_cast<std::size_t>(call_index)];
-  for (std::size_t i = 0; i < call.steps.size(); ++i) {
+  const std::int32_t first = call_index == 0 ? first_step_ : 0;
+  for (auto i = static_cast<std::size_t>(first); i < call.steps.size(); ++i) {
     const GraphStep& step = call.steps[i];
-    if (call_index == 0 && (call.ends >= 0 || !call.again.empty())) root_calls_between(call, i);
+    const bool begins = first > 0 && static_cast<std::int32_t>(i) == first;
+    if (call_index == 0 && !begins && (call.ends >= 0 || !call.again.empty())) root_calls_between(call, i);
     const std::vector<std::int32_t>& only = step.iterations;
     if (!only.empty() && std::find(only.begin(), only.end(), run_.script_iteration) == only.end()) continue;
     if (!run_step(step)) return false;

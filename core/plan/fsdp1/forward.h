@@ -17,7 +17,8 @@ class Forward {
   Forward(Run& run, Gathering& gathering, Gradients& gradients);
 
   /// A forward of the whole model; its outputs wait for backward.
-  void run();
+  /// `rest`: without what runs once for several micro-batches.
+  void run(bool rest = false);
   /// Forward of the region again, with grad, until all tensors that it saved are there.
   void recompute(std::int32_t frame);
   /// Reentrant: the same on detached inputs; for each input the leaf that stands for it, none where it needs no grad.
@@ -66,6 +67,7 @@ class Forward {
   std::vector<Tensor> env_;
   std::vector<bool> hooked_outputs_;  // of the root's calls in this forward, by variable
   bool script_grad_ = true;           // of the root's caller
+  std::int32_t first_step_ = 0;       // of the root's, in the forward that runs
   std::vector<autograd::Edge> edge_buffer_;
   std::vector<autograd::NodeIndex> unmanaged_;  // by ParamId: accumulation nodes of ignored parameters
   std::int32_t frame_ = -1;                     // innermost non-reentrant region being run

@@ -80,8 +80,8 @@ void Runtime::note_orders(PlanIteration& iteration) const {
 void Runtime::perform(const Action& action) {
   switch (action.kind) {
     case Action::Kind::Zero: return zero();
-    case Action::Kind::Forward: return forward(true);
-    case Action::Kind::NoGradForward: return forward(false);
+    case Action::Kind::Forward: return forward_.run(action.rest);
+    case Action::Kind::NoGradForward: return forward_without_grad();
     case Action::Kind::Backward:
     case Action::Kind::BackwardAll:
     case Action::Kind::BackwardKeep: return backward(action);

@@ -36,7 +36,7 @@ class Runtime {
   void drop_unused_records(std::vector<Instruction>& instructions) const;
 
   // script_actions.cpp
-  void forward(bool with_grad);
+  void forward_without_grad();
   void backward(const Action& action);
   void leave_offload();
   void enter_no_sync();

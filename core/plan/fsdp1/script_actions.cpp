@@ -13,8 +13,7 @@ auto adds_to(InstructionWriter& out) {
 
 }  // namespace
 
-void Runtime::forward(bool with_grad) {
-  if (with_grad) return forward_.run();
+void Runtime::forward_without_grad() {
   run_.grad_enabled = false;
   forward_.run();
   run_.grad_enabled = true;

@@ -37,7 +37,8 @@ std::int32_t Forward::last_saving_node(std::int32_t call) {
   return -1;
 }
 
-Result<void> Forward::run(Pass pass) {
+Result<void> Forward::run(Pass pass, bool rest) {
+  first_step_ = rest ? run_.graph.calls[0].once : 0;
   if (run_.inner_initialised && !run_.initialised) {
     return fail({ErrorCode::Inconsistent,
                  "a unit inside the root ran forward before the root did",
@@ -130,8 +131,9 @@ Result<void> Forward::walk(std::int32_t index, Pass pass) {
 
 Result<void> Forward::walk_body(std::int32_t index, Pass pass) {
   const GraphCall& call = run_.graph.calls[static_cast<std::size_t>(index)];
-  auto again = call.again.begin();
-  for (std::size_t i = 0; i < call.steps.size(); ++i) {
+  const std::int32_t first = index == 0 ? first_step_ : 0;
+  auto again = std::upper_bound(call.again.begin(), call.again.end(), first > 0 ? first : -1);
+  for (auto i = static_cast<std::size_t>(first); i < call.steps.size(); ++i) {
     const GraphStep& step = call.steps[i];
     if (stop_recompute_) return {};
     if (again != call.again.end() && *again == static_cast<std::int32_t>(i)) ++again, call_root_again();

@@ -20,7 +20,8 @@ class Forward {
   /// REQUIRES prepare(run).
   Forward(Run& run, Gathering& gathering);
 
-  Result<void> run(Pass pass);
+  /// `rest`: without what runs once for several micro-batches.
+  Result<void> run(Pass pass, bool rest = false);
   /// The region's call again, up to the last node that keeps something for backward.
   Result<void> recompute(std::int32_t region);
 
@@ -64,6 +65,7 @@ class Forward {
   std::vector<autograd::Edge> edges_;       // scratch
   std::vector<std::int8_t> dtypes_;         // scratch
   std::vector<UnitId> iter_forward_roots_;  // by root: the unit whose forward began its gathers
+  std::int32_t first_step_ = 0;             // of the root's, in the forward that runs
   std::int32_t region_ = -1;
   std::int32_t last_saving_ = -1;  // node at which the running recomputation stops
   bool stop_recompute_ = false;

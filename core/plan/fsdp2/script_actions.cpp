@@ -69,7 +69,7 @@ Result<void> Fsdp2Runtime::act(const Action& action) {
   out_.set_phase(Phase::None);
   switch (action.kind) {
     case Action::Kind::Zero: zero_grad(); return {};
-    case Action::Kind::Forward: return forward_->run(Forward::Pass::Forward);
+    case Action::Kind::Forward: return forward_->run(Forward::Pass::Forward, action.rest);
     case Action::Kind::NoGradForward: return forward_->run(Forward::Pass::NoGrad);
     case Action::Kind::Backward:
     case Action::Kind::BackwardAll:

@@ -13,6 +13,7 @@
 #include "core/plan/graph/call_levels.h"
 #include "core/plan/graph/gradient_paths.h"
 #include "core/plan/graph/references.h"
+#include "core/plan/graph/training_begins.h"
 
 namespace foreshard {
 namespace {
@@ -267,6 +268,7 @@ class OpWalker {
     if (!again.empty()) end_root_call();
     find_interfaces();
     find_handed_on();
+    graph_.calls[0].once = steps_before_training(graph_, [this](ParamId id) { return differentiates(id); });
     find_idle_params(model_, rules_, references_, memory_, graph_.nodes);
     return std::move(graph_);
   }

@@ -61,6 +61,8 @@ struct GraphCall {
   std::vector<bool> calls_without_grad;  // calls[0], where `again` is not empty: `without_grad` of each of its calls
   /// calls[0]: the step before which the root has returned, where the script calls its parts behind it; -1: at the end.
   std::int32_t ends = -1;
+  /// calls[0]: steps before the first call that trains, which one forward runs for several micro-batches ("fwd_rest").
+  std::int32_t once = 0;
   std::vector<std::int32_t> handed_on;  // calls[0], then: what the script reads of it
   std::vector<std::int32_t> results;    // variables of the caller that `outputs` are bound to; empty for calls[0]
   // Built from operators, every variable is written once: arguments == inputs and outputs == results.

@@ -12,8 +12,9 @@ struct Word {
   Action::Kind kind;
 };
 
-constexpr std::array<Word, 14> kWords{{{"zero", Action::Kind::Zero},
+constexpr std::array<Word, 15> kWords{{{"zero", Action::Kind::Zero},
                                        {"fwd", Action::Kind::Forward},
+                                       {"fwd_rest", Action::Kind::Forward},
                                        {"bwd", Action::Kind::Backward},
                                        {"bwd_all", Action::Kind::BackwardAll},
                                        {"bwd_keep", Action::Kind::BackwardKeep},
@@ -33,7 +34,8 @@ Error bad_action(const std::string& text, const std::string& why) {
           .file = {},
           .place = "train.script",
           .expected =
-              "zero, fwd, bwd[:k], bwd_all, bwd_keep, step, clip, unscale, update, no_sync{, summon{, }, nograd_fwd, "
+              "zero, fwd, fwd_rest, bwd[:k], bwd_all, bwd_keep, step, clip, unscale, update, no_sync{, summon{, }, "
+              "nograd_fwd, "
               "eval, train, "
               "unshard:UNIT, wait, call:UNIT:METHOD[:ARGS]",
           .got = "\"" + text + "\"",
@@ -169,6 +171,7 @@ Result<Action> parse_action(const std::string& text) {
   for (const Word& word : kWords) {
     if (word.text == text) {
       action.kind = word.kind;
+      action.rest = text == "fwd_rest";
       return action;
     }
   }

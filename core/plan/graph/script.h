@@ -1,6 +1,6 @@
 // A Script: what a training loop does, as a list of actions per iteration. The usual loop is the default.
 //
-// Actions: zero, fwd, bwd, bwd:K, bwd_all, bwd_keep, step, clip, unscale and update (a gradient scaler's),
+// Actions: zero, fwd, fwd_rest, bwd, bwd:K, bwd_all, bwd_keep, step, clip, unscale and update (a gradient scaler's),
 // no_sync{ .. }, summon{[:ARGS] .. }, nograd_fwd, eval, train, unshard:UNIT, wait, and method calls
 // "call:UNIT:METHOD:ARGS" of fsdp2 units. `core/plan` runtimes interpret them in order.
 #pragma once
@@ -86,7 +86,8 @@ struct Action {
     WaitUnshard,
     Call,
   } kind = Kind::Forward;
-  std::string text;          // as written
+  std::string text;   // as written
+  bool rest = false;  // Forward: of a model of which a part runs once for several micro-batches, without that part
   std::int32_t output = -1;  // Backward: index of the pending output; -1 = the last
   std::string unit;          // Unshard, Call
   std::string method;        // Call

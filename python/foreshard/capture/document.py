@@ -104,6 +104,7 @@ def make_document(session, regions: list[dict[str, Any]]) -> dict[str, Any]:
     document["params"] = params
     document["buffers"] = session.structure.buffers()
     document["ops"] = [_op(op, program, session.loss) for op in program.ops]
+    _hold_what_is_shared(document["ops"], program.begin(session.once))
     document["module_calls"] = [_numbered(row) for row in session.module_calls]
     if regions:
         for row in regions:
@@ -112,6 +113,15 @@ def make_document(session, regions: list[dict[str, Any]]) -> dict[str, Any]:
         document["regions"] = [_numbered(row) for row in regions]
     document["outputs"] = [session.loss] + [name for name in session.outputs if name != session.loss]
     return document
+
+
+def _hold_what_is_shared(ops: list[dict[str, Any]], once: int) -> None:
+    """What several micro-batches share is there until the next time that it is made."""
+    read = {name for op in ops[once:] for name in names_of(op["args"]) + names_of(op.get("kwargs", {}))} if once else set()
+    for op in ops[:once]:
+        for row in op["out"]:
+            if isinstance(row, dict) and (row["name"] in read or row.get("held_until") == "step"):
+                row["held_until"] = "next"
 
 
 def _tokens(inputs: list[Value]) -> int:

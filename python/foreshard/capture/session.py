@@ -67,6 +67,23 @@ def _cast(values, dtype: torch.dtype | None):
     return tree_map(cast, values)
 
 
+_runs: list[Session] = []  # the recording that runs
+
+
+def shared_so_far() -> None:
+    """What has run of the step that is recorded is run once for several micro-batches."""
+    session = _runs[-1]
+    session.recorder.look()
+    session.once = len(session.recorder.ops)
+
+
+def parts_have_returned() -> None:
+    """Of a module whose forward is a script's step, calls of its parts: what comes now is the script's own."""
+    session = _runs[-1]
+    session.recorder.look()
+    session.forward_end, session.is_script = len(session.recorder.ops), True
+
+
 class Session:
     """One recording. Made for one step; not used again."""
 
@@ -105,10 +122,11 @@ class Session:
         self.engine = Engine(self.recorder, self.table)
         self._buffers: set[str] = set()
         self.module_calls: list[dict[str, Any]] = []
-        self.forward_end = -1
+        self.forward_end, self.is_script = -1, False
         self.outputs: list[str] = []
         self.loss = ""
         self.loss_begin = -1
+        self.once = 0  # operators that several micro-batches share
         # The job computes in what was captured, or the other way round.
         self.job: dict[str, Any] = {"fsdp.mixed_precision.param": _precision(self.param)}
         for key, dtype in (("buffer", self.buffer), ("output", self.output)):
@@ -141,6 +159,7 @@ class Session:
             self.stack.on_enter, self.stack.on_wrapper, self.stack.on_leave = self._enter, self.cast_at_wrapper, self._leave
             self.stack.on_result = self.cast_result
             gc.disable()  # what only cycles hold lives on in a step as well
+            _runs.append(self)
             try:
                 with mode, CudaComposites(not self.virtual, self.recorder.casts), self.recorder:
                     with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
@@ -152,6 +171,7 @@ class Session:
                     raise self._failed(error) from error
                 self.notes.append(f"after backward the step failed: {type(error).__name__}: {error}")
             finally:
+                _runs.remove(self)
                 if collecting:
                     gc.enable()
             self._watch_what_stays(task, batch, mode)
@@ -292,7 +312,7 @@ class Session:
                 self.notes += [note] * (note not in self.notes)
             return
         self.recorder.look()
-        self.forward_end = len(self.recorder.ops)
+        self.forward_end = self.forward_end if self.is_script else len(self.recorder.ops)
         for leaf in leaves_of(output):
             if not isinstance(leaf, torch.Tensor):
                 continue

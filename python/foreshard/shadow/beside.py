@@ -17,15 +17,19 @@ _held: list[list[tuple]] = []  # at the first forward of each of the first steps
 
 def step_begins() -> None:
     """The first forward of a step. What is there in the second and later too is kept: a teacher that runs behind the model has grown by then."""
-    if len(_held) == 2:
-        return
+    if len(_held) < 2:
+        _held.append(there())
+
+
+def there() -> list[tuple]:
+    """Plain tensors on the device: weak references, addresses, bytes."""
     import torch
 
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    _held.append([
+    return [
         (weakref.ref(each), _address(each), -(-each.untyped_storage().nbytes() // 512) * 512)
         for each in gc.get_objects() if type(each) in plain and each.is_cuda and not is_transformed(each)
-    ])  # fmt: skip
+    ]  # fmt: skip
 
 
 def is_transformed(tensor) -> bool:

@@ -16,6 +16,7 @@ from . import PLAN, beside, expert_weights, float8, folder, names, own_parts, sc
 from .names import class_of
 from .notes import note
 from .reads import values
+from .tape import loose
 
 _SKIPPED = {"_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs",
             "_forward_hooks_always_called", "_backward_hooks", "_backward_pre_hooks", "_state_dict_hooks",
@@ -90,7 +91,7 @@ def _capture(module, found, call):
     import torch
     from torch.utils._pytree import tree_map
 
-    from foreshard.capture import capture_step
+    from foreshard.capture import capture_step, session
 
     precision = _precision(found)
 
@@ -107,17 +108,18 @@ def _capture(module, found, call):
     args, kwargs = tree_map(rows, call["args"]), {key: tree_map(rows, value) for key, value in call["kwargs"].items()}
     own = script_step.found()
     if own is not None:
+        shared = session.shared_so_far if found["once"] else None
         numbers, given = zip(*own.given) if own.given else ((), ())
         given = tree_map(rows, given)
 
         def again(module, batch):
             given = list(zip(numbers, batch))
             del batch
-            if len(own.roots) > 1:
-                value, held = module(given)
+            if len(script_step.roots()) > 1:
+                value, held = module(given, shared, session.parts_have_returned)
             else:
                 # What the next forward still finds is held behind this one's backward, by whatever names.
-                held, value = own.again([module], given, found["keeps_outputs"] and found["keeps_returned"])
+                held, value = own.again([module], given, found["keeps_outputs"] and found["keeps_returned"], shared)
             value.backward()
 
         try:
@@ -187,6 +189,8 @@ def _precision(found: dict) -> dict:
     if outermost or differ:
         own = sorted((outermost if not differ else rows), key=lambda unit: -len(unit["modules"][0]))  # the innermost first
         precision["parts"] = {unit["modules"][0]: tuple(None if unit[key] == "none" else unit[key] for key in ("param", "buffer")) for unit in own}
+    if found["loose"]:
+        precision["parts"] = precision.get("parts", {}) | {loose.NAME: (None, None)}
     return precision | ({"units": casts} if casts else {})
 
 

@@ -10,13 +10,16 @@ import weakref
 
 from .._autograd import python_apply
 from . import beside, dtensors, names
-from .names import class_of, of_script, variables
+from .names import variables
 from .notes import note
 from .reads import values
+from .tape import loose
+from .tape.words import Apply, Checkpoint, Copied, Part, Player, Slot, autocast_of, leaves, together
 
 _MOST_ASIDE = 8  # forwards without gradients before the first with them: more are a text that is made, or an evaluation
 _left_out = 0  # forwards that no plan has
 _tape: Tape | None = None
+_early = None  # the hook on modules that are called before a root is
 
 
 def begin(torch) -> None:
@@ -36,9 +39,29 @@ def watch_functions(python_module) -> None:
 
     def apply(cls, *args, **kwargs):
         run = functools.partial(inner, cls)
-        return run(*args, **kwargs) if _tape is None else _tape.note_call(dtensors.stands_for(cls) or _Apply(cls), args, kwargs, run)
+        return run(*args, **kwargs) if _tape is None else _tape.note_call(dtensors.stands_for(cls) or Apply(cls), args, kwargs, run)
 
     python_module.Function.apply = classmethod(functools.wraps(inner)(apply))
+
+
+def shards_begin() -> None:
+    """Something is sharded: plain modules that train may come before it in a step (a connector, prompts)."""
+    global _early
+    if _early is None:
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        _early = register_module_forward_pre_hook(_before_roots)
+
+
+def _before_roots(module, args) -> None:
+    global _tape
+    import torch
+
+    if _tape is not None or not torch.is_grad_enabled() or loose.are_beside([module]) or torch._C._current_graph_task_id() != -1:
+        return
+    if loose.any_in(module):
+        _tape = _new_tape()
+        _tape.begins_early(module)
 
 
 @contextlib.contextmanager
@@ -61,6 +84,8 @@ def root_begins(module, args, kwargs) -> None:
     if not _tape.is_over() and _left_out:
         note(f"{_left_out} forwards without gradients before the first that trains are no part of the plan: a text that is made, an evaluation")
         _left_out = 0
+    if _tape.is_over():
+        _tape.begins_again()
     _tape.trains()
     _tape.root_begins(module, args, kwargs)
 
@@ -98,7 +123,7 @@ def checkpoint(inner, function, args, kwargs):
     """A region that the script itself recomputes."""
     if _tape is None:
         return inner(function, *args, **kwargs)
-    return _tape.note_call(_Checkpoint(), (function, *args), kwargs, inner)
+    return _tape.note_call(Checkpoint(), (function, *args), kwargs, inner)
 
 
 def found() -> Tape | None:
@@ -106,9 +131,14 @@ def found() -> Tape | None:
     return _tape if _tape is not None and _tape.whole else None
 
 
+def as_one_module(modules: list):
+    """What the step calls, as the parts of one module whose forward is the step."""
+    return together(modules, _tape)
+
+
 def roots() -> list:
     """The modules that the step calls, each by itself a root of FSDP's."""
-    return [] if _tape is None else [each() for each in _tape.roots if each() is not None]
+    return [] if _tape is None else [each() for each in _tape.roots if each() is not None] + _tape.loose.modules()
 
 
 def forget() -> None:
@@ -148,51 +178,16 @@ def gathers_outputs() -> bool:
     return _tape is not None and _tape.gathers
 
 
+def shared(asides: list[list[int]]) -> list[list[bool]]:
+    """By step and micro-batch, whether it runs what stands before the first training forward (a rollout's log-probabilities), given the forwards
+    without gradients before each; empty: all do."""
+    if _tape is None or not _tape.whole or not _tape.before or all(each for step in asides for each in step):
+        return []
+    return [[bool(each) for each in step] for step in asides]
+
+
 def why_not() -> str:
     return "" if _tape is None else _tape.broken
-
-
-class _Apply:
-    def __init__(self, cls):
-        self._cls = cls
-
-    def __call__(self, *args, **kwargs):
-        return self._cls.apply(*args, **kwargs)
-
-
-class _Checkpoint:
-    def __call__(self, *args, **kwargs):
-        import torch.utils.checkpoint
-
-        return torch.utils.checkpoint.checkpoint(*args, **kwargs)
-
-
-class _Copied:
-    def __call__(self, tensor):
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-
-
-class _Slot:
-    """A tensor of the step, by number."""
-
-    def __init__(self, index: int):
-        self.index = index
-
-
-class _Part:
-    """A module of a root, by name; `tensor`: one of its own."""
-
-    def __init__(self, root: int, name: str, tensor: str = ""):
-        self.root, self.name, self.tensor = root, name, tensor
-
-
-def leaves(tree) -> list:
-    import torch
-    from torch.utils._pytree import tree_flatten
-
-    if isinstance(tree, dict):  # ModelOutput too
-        return [leaf for value in tree.values() for leaf in leaves(value)]
-    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def _plain(tensor) -> bool:
@@ -205,10 +200,6 @@ def _weak_storage(tensor):
     from torch.multiprocessing.reductions import StorageWeakRef
 
     return StorageWeakRef(tensor.untyped_storage()) if _plain(tensor) else None
-
-
-def _autocast(torch) -> tuple:
-    return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()
 
 
 class Tape:
@@ -224,10 +215,16 @@ class Tape:
         self.held: list = []  # weak references to what was made of the model's outputs and has a name when backward begins
         self._rows: list[tuple] = []
         self._mode = mode
-        self._slots: dict[int, tuple[_Slot, weakref.ref]] = {}
+        self._slots: dict[int, tuple[Slot, weakref.ref]] = {}
         self._made = 0
         self._trains = False  # a forward with gradients has begun
         self.gathers = False  # DTensors of the model's
+        self.before = 0  # rows before the training forward, where there are forwards among them
+        self._early: list[tuple] = []  # what they have made: slots and weak references
+        self._stays: set[int] | None = None  # slots of these that the next micro-batch finds
+        self._there: dict[int, weakref.ref] = {}  # by address, what there was when the training forward began
+        self._made_since: list[int] = []  # addresses of what others have made behind that
+        self.loose = loose.Held()  # behind the roots
         self._derived: set[int] = set()  # slots that the model's outputs went into
         self._over = False
         self._call: tuple | None = None  # of the root, while it runs
@@ -235,13 +232,31 @@ class Tape:
         self._foreign = 0  # inside another module's forward
         self._kept: dict[int, tuple] = {}  # by id: such a module, whether it has tensors of its own
         self.roots: list[weakref.ref] = []
-        self._names: dict[int, _Part] = {}
+        self._names: dict[int, Part] = {}
         self._hooks = _foreign_modules(self)
 
     # ---- the model
 
+    def begins_early(self, module) -> None:
+        """Before any root: this module, which trains beside them, is called."""
+        self.foreign(module, 1)  # its own hooks have begun
+        self._mode.__enter__()
+
     def trains(self) -> None:
+        import torch
+
+        if not self._trains and not self._over and self.forwards():
+            self.before = len(self._rows)
+            self._early = list(self._slots.values())
+        if not self._trains and not self._over:
+            with torch._C.DisableTorchFunction():
+                self._there = {address: tensor for tensor, address, _ in beside.there()}
         self._trains = True
+
+    def begins_again(self) -> None:
+        """The next micro-batch, or step: what is left of what stood before the training forward is whatever somebody holds."""
+        if self._stays is None:
+            self._stays = {slot.index for slot, tensor in self._early if tensor() is not None}
 
     def has(self, module) -> bool:
         return id(module) in self._names
@@ -274,7 +289,7 @@ class Tape:
         if self._over or self.paused:
             return False
         if id(module) not in self._names:
-            self._names |= {id(each): _Part(len(self.roots), names.clean(name)) for name, each in module.named_modules()}
+            self._names |= {id(each): Part(len(self.roots), names.clean(name)) for name, each in module.named_modules()}
             self.roots.append(weakref.ref(module))
         self._leave_mode()
         self.paused += 1
@@ -309,9 +324,11 @@ class Tape:
             return run(*args, **kwargs)
         tensors = leaves((args, kwargs))
         derived = any(id(each) in self._slots and self._slots[id(each)][0].index in self._derived for each in tensors)
+        if not derived and any(self._is_loose(each) for each in tensors):
+            derived = True  # it trains beside the model
         if not derived and (self._foreign or not all(_plain(each) for each in tensors)):
             return run(*args, **kwargs)
-        known, given = set(self._slots), len(self.given)
+        known, given, loose_ones, rows = set(self._slots), len(self.given), self.loose.count(), len(self._rows)
         packed, grad, cast = self._packed((args, kwargs)), *self._state()
         self.paused += 1
         try:
@@ -322,9 +339,11 @@ class Tape:
         if isinstance(function, dtensors.Whole):
             function = self._look_at_places(function, tensors, made, derived)
         if getattr(function, "__name__", "") == "__deepcopy__":  # goes to the storage itself, which a copy of the step has not
-            function, packed = _Copied(), ((packed[0][0],), {})
+            function, packed = Copied(), ((packed[0][0],), {})
         if not made:  # a question, or a setting: no step of the computation
             self._forget(known, given)
+            self._rows[rows:] = [row for row in self._rows[rows:] if row[0] != "make"]
+            self.loose.back_to(loose_ones)
         else:
             self._rows.append(("call", function, packed, [self._slot_of_result(each, derived) for each in made], grad, cast))
         return result
@@ -355,7 +374,7 @@ class Tape:
         self.whole = not self.broken
 
     def given_storages(self) -> set:
-        return set(self._addresses)
+        return set(self._addresses) | set(self._made_since)
 
     def storages(self) -> set:
         alive = [tensor() for _, tensor in self._slots.values()]
@@ -363,10 +382,18 @@ class Tape:
 
     # ---- again
 
-    def again(self, modules, given, keeps_returned: bool = False):
-        """The step up to its loss, on the roots as they were before they were sharded; what it holds until backward is over, and the loss."""
-        player = _Player(modules, given, keeps_returned)
-        player.play(self._rows)
+    def again(self, modules, given, keeps_returned: bool = False, shared=None, returned=None):
+        """The step up to its loss, on the roots as they were before they were sharded; what it holds until backward is over, and the loss.
+        `shared`: called behind what other micro-batches share; `returned`: behind the last call of a root."""
+        player = Player(modules, given, keeps_returned, returned)
+        if shared is None:
+            player.play(self._rows)
+            return player, player.loss
+        stays = self._stays or set()
+        rows = [row for at, row in enumerate(self._rows) if at < self.before or row[0] != "drop" or row[1] not in stays]
+        player.play(rows[: self.before])
+        shared()
+        player.play(rows[self.before :])
         return player, player.loss
 
     # ---- tensors
@@ -374,7 +401,7 @@ class Tape:
     def _state(self) -> tuple:
         import torch
 
-        return torch.is_grad_enabled(), _autocast(torch)
+        return torch.is_grad_enabled(), autocast_of(torch)
 
     def _packed(self, tree):
         from torch.utils._pytree import tree_map
@@ -392,12 +419,18 @@ class Tape:
             return self._slots[id(leaf)][0]
         if (own := self._own(leaf)) is not None:
             return own
+        if self._is_loose(leaf):
+            return Part(-1, "", self.loose.name_of(leaf))
         if beside.is_transformed(leaf):
             self.broken = self.broken or "torch.func transforms what it is called with"
             return None
         if not _plain(leaf):
             self.broken = self.broken or f"it works on a {type(leaf).__name__}"
         slot = self._new_slot(leaf)
+        if self._is_made_since(leaf):
+            self._made_since.append(beside.address_of(leaf))
+            self._rows.append(("make", slot.index, tuple(leaf.shape), leaf.dtype))
+            return slot
         self._addresses.append(beside.address_of(leaf))
         self._storages.append(_weak_storage(leaf))
         with torch._C.DisableTorchFunction():
@@ -408,7 +441,27 @@ class Tape:
         self.given.append((slot.index, given))
         return slot
 
-    def _own(self, tensor) -> _Part | None:
+    def _is_made_since(self, tensor) -> bool:
+        """What other models, or kernels that nobody has a row for, have made since the forward began: not there before."""
+        if not self._trains or not self._whole_of_its_own(tensor):
+            return False
+        address = beside.address_of(tensor)
+        known = self._there.get(address)
+        return address not in self._made_since and (known is None or known() is None) and address not in self._addresses
+
+    @staticmethod
+    def _whole_of_its_own(tensor) -> bool:
+        """Numbers that no host has given, in memory of their own."""
+        if not _plain(tensor) or not tensor.is_cuda or not tensor.is_floating_point() or tensor.requires_grad or not tensor.is_contiguous():
+            return False
+        return tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+
+    def _is_loose(self, tensor) -> bool:
+        import torch
+
+        return torch.is_grad_enabled() and loose.is_one(tensor) and (not self.roots or loose.are_beside([each() for each in self.roots])) and self._own(tensor) is None
+
+    def _own(self, tensor) -> Part | None:
         """A parameter of the model used behind its forward (a head in the loss, a penalty), gathered: FSDP1's are views in its place."""
         if not tensor.is_floating_point():
             return None
@@ -417,7 +470,7 @@ class Tape:
                 for name, value in (*module._parameters.items(), *module.__dict__.items()):
                     if value is tensor and id(module) in self._names:
                         part = self._names[id(module)]
-                        return _Part(part.root, part.name, name)
+                        return Part(part.root, part.name, name)
         return None
 
     def _forget(self, known: set, given: int) -> None:
@@ -426,14 +479,14 @@ class Tape:
             self._slots.pop(key)
         del self.given[given:], self._addresses[given:], self._storages[given:]
 
-    def _slot_of_result(self, tensor, derived: bool) -> _Slot:
+    def _slot_of_result(self, tensor, derived: bool) -> Slot:
         slot = self._slots[id(tensor)][0] if id(tensor) in self._slots else self._new_slot(tensor)
         if derived:
             self._derived.add(slot.index)
         return slot
 
-    def _new_slot(self, tensor) -> _Slot:
-        slot, key = _Slot(self._made), id(tensor)
+    def _new_slot(self, tensor) -> Slot:
+        slot, key = Slot(self._made), id(tensor)
         self._made += 1
 
         def dies(_):
@@ -502,97 +555,3 @@ def _named_tensors() -> set[int]:
                 look(value, 3)
         frame = frame.f_back
     return found
-
-
-class _Player:
-    """Plays rows; holds a tensor until its row says that the script let go of it."""
-
-    def __init__(self, modules, given, keeps_returned: bool):
-        import torch
-
-        self._modules, self._tensors, self._cast, self.loss = modules, dict(given), None, None
-        self._returned: list | None = [] if keeps_returned else None
-        given.clear()  # a batch that no name holds goes when the rows say so
-        self._outside = _autocast(torch)
-
-    def play(self, rows) -> None:
-        try:
-            for row in rows:
-                if row[0] == "drop":
-                    self._tensors.pop(row[1], None)
-                elif row[0] == "backward":
-                    self.loss = self._tensors[row[1]]
-                else:
-                    self._call(*row)
-        finally:
-            self._leave_cast()
-
-    def _call(self, kind, function, packed, slots, grad, cast) -> None:
-        import torch
-        from torch.utils._pytree import tree_map
-
-        self._enter_cast(cast)
-        args, kwargs = tree_map(self._unpacked, packed)
-        with torch.set_grad_enabled(grad):
-            result = (self._unpacked(function) if kind == "forward" else function)(*args, **kwargs)
-        if kind == "forward" and self._returned is not None:
-            self._returned.append(result)
-        for slot, tensor in zip(slots, leaves(result)):
-            self._tensors[slot.index] = tensor
-
-    def _unpacked(self, leaf):
-        if isinstance(leaf, _Slot):
-            return self._tensors[leaf.index]
-        if not isinstance(leaf, _Part):
-            return leaf
-        module = self._modules[leaf.root].get_submodule(leaf.name)
-        return getattr(module, leaf.tensor) if leaf.tensor else module
-
-    def _enter_cast(self, cast) -> None:
-        """Rows of one autocast share it: it keeps its casts until it ends."""
-        import torch
-
-        if self._cast is not None and self._cast[0] == cast:
-            return
-        self._leave_cast()
-        if cast != self._outside:
-            enabled, dtype, cache = cast
-            self._cast = (cast, torch.autocast("cuda", dtype=dtype, enabled=enabled, cache_enabled=cache))
-            self._cast[1].__enter__()
-
-    def _leave_cast(self) -> None:
-        if self._cast is not None:
-            self._cast[1].__exit__(None, None, None)
-            self._cast = None
-
-
-def together(modules: list):
-    """Several roots as the parts of one module, whose forward is the step: named as in the smallest module of the script's that has them all."""
-    import gc
-
-    import torch
-
-    class Roots(torch.nn.Module):
-        def forward(self, given):
-            held, loss = _tape.again([self.get_submodule(name) for name in called], given)
-            return loss, held
-
-    wanted = {id(each) for each in modules}
-    owner, fewest = None, None
-    for each in gc.get_objects():
-        if issubclass(type(each), torch.nn.Module):
-            inside = {id(part): name for name, part in each.named_modules()}
-            if wanted <= inside.keys() and (fewest is None or len(inside) < fewest):
-                owner, fewest = inside, len(inside)
-    called = [owner[id(each)] if owner else of_script(each) or f"{class_of(getattr(each, '_fsdp_wrapped_module', each)).__name__.lower()}{i}" for i, each in enumerate(modules)]
-    if len(set(called)) < len(called):
-        called = [f"{name}{i}" for i, name in enumerate(called)]
-    whole = Roots()
-    for name, module in zip(called, modules):
-        at, parts = whole, name.split(".")
-        for part in parts[:-1]:
-            if part not in at._modules:
-                at._modules[part] = torch.nn.Module()
-            at = at._modules[part]
-        at._modules[parts[-1]] = module
-    return whole

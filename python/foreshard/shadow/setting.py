@@ -12,8 +12,9 @@ import weakref
 from . import beside, float8, loss, model, names, own_parts, report, script_step, sequence, steps, tensor_plan, turns, units
 from .hooks import after_import
 from .notes import note
-from .optimizers import memory
+from .optimizers import memory, options
 from .reads import values
+from .tape import loose
 
 _roots: list = []  # weak references to modules that FSDP or DDP was put on, outermost last
 _replicas: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # replicate()'s DDP by module
@@ -61,6 +62,8 @@ def _remember(module) -> None:
     if not _roots:
         _plain["ends"]()
     _roots.append(weakref.ref(module))
+    if loose.are_beside([module]):
+        script_step.shards_begin()
 
 
 def _watch_plain(python_module) -> None:
@@ -285,7 +288,10 @@ def _root_runs(module, args, kwargs) -> bool:
     if not torch.is_grad_enabled() or not _may_train(module):
         if not module.training and module in _have_trained and steps.between() and script_step.has(module):
             note("forwards without gradients behind the backward of a step (an evaluation) are no part of the plan; the figures of the step have their memory")
-        return script_step.root_begins_aside(module, args, kwargs)
+        watched = script_step.root_begins_aside(module, args, kwargs)
+        if script_step.has(module):
+            steps.aside()
+        return watched
     if steps.root_forward():
         beside.step_begins()
         if not steps.is_first() or turns.count():  # the turn that is awaited may not be the one that comes
@@ -381,7 +387,7 @@ def _root():
     global _together
     if len(script_step.roots()) > 1:
         if _together is None:
-            _together = script_step.together(script_step.roots())
+            _together = script_step.as_one_module(script_step.roots())
             if names.has_fsdp2():
                 names.name_groups(_together)
             units.name_handles(_together)
@@ -407,7 +413,7 @@ def optimizer_steps(optimizer) -> None:
     _optimizer_of_step = weakref.ref(optimizer)
     _plain["parts"] = _plain.get("parts") or _replicates_parts(optimizer)
     if _found is not None:  # one that holds others begins first: those are what steps
-        _found["optimizer"] = _optimizer(optimizer)
+        _found["optimizer"] = options.of(optimizer)
         return
     root = _root()
     rows = units.found(root)
@@ -419,51 +425,16 @@ def optimizer_steps(optimizer) -> None:
         _plain["root"] = root  # nothing else holds it when the function that trains has returned
     _found = {
         "runtime": runtime, "units": rows, "ddp": ddp is not None, "ddp_ranks": 1 if ddp is None else ddp.process_group.size(), "alone": root is not None and not _roots,
-        "model_class": _classes(root), "roots": max(1, len(script_step.roots())),
-        "optimizer": _optimizer(optimizer),
-        "frozen": _frozen(root), "ignored": units.ignored(root) if runtime == "fsdp2" else [], "tied": units.tied(root), "autocast": _first_call.get("autocast", ""),
+        "model_class": _classes(root), "roots": max(1, len(script_step.roots())), "loose": loose.inside(root),
+        "optimizer": options.of(optimizer),
+        "frozen": _frozen(root), "ignored": units.ignored(root) if runtime != "none" else [], "tied": units.tied(root), "autocast": _first_call.get("autocast", ""),
         "batch": _batch(torch), "init": tensor_plan.made_where(_root()),
     }  # fmt: skip
-
-
-def _optimizer(optimizer) -> dict:
-    options = optimizer.param_groups[0]
-    betas = options.get("betas")
-    return {
-        "name": type(optimizer).__name__,
-        "library": type(optimizer).__module__.partition(".")[0],
-        "impl": _impl(options, _loops(optimizer)),
-        "amsgrad": bool(options.get("amsgrad")), "lr": float(options.get("initial_lr", options.get("lr", 0))), "eps": options.get("eps"), "betas": list(map(float, betas)) if betas else None,
-        "weight_decay": float(options.get("weight_decay") or 0), "momentum": float(options.get("momentum") or 0),
-        "alpha": float(options.get("alpha") or 0.99), "centered": bool(options.get("centered")), "decoupled_weight_decay": bool(options.get("decoupled_weight_decay")),
-    }  # fmt: skip
-
-
-def _loops(optimizer) -> bool:
-    """Neither fused nor foreach: PyTorch takes foreach where all parameters lie on the device, but for Adafactor."""
-    options = optimizer.param_groups[0]
-    if options.get("foreach", False) is None:
-        return type(optimizer).__module__ == "torch.optim._adafactor"
-    return not options.get("foreach")
-
-
-def _impl(options: dict, loops: bool) -> str:
-    if steps.in_backward():
-        return "in_backward" if loops or options.get("fused") else "in_backward_foreach"
-    return "fused" if options.get("fused") else "for_loop" if loops else "foreach"
 
 
 def _optimizers_of(root, turn: int) -> list:
     trained = set() if root is None else {id(p) for p in root.parameters()}
     return [each for each in steps.optimizers(turn) if any(id(p) in trained for group in each.param_groups for p in group["params"])]
-
-
-def _states(optimizer) -> int:
-    """Tensors of a parameter's size that the optimizer keeps for each; -1 where that is not known."""
-    for parameter, state in getattr(optimizer, "state", {}).items():
-        if isinstance(state, dict) and parameter.numel() > 1:
-            return sum(1 for each in state.values() if getattr(each, "shape", None) == parameter.shape)
-    return -1
 
 
 def _zero_grad() -> str:
@@ -536,12 +507,15 @@ def finish() -> None:
 
 def _tell_optimizers(turn: int, roots_optimizers: list) -> None:
     root, first = _root(), _optimizer_of_step() if _optimizer_of_step is not None else None
-    _found["optimizer"]["states"] = _states(first)
+    _found["optimizer"]["states"] = options.states(first)
     rows = {} if "in_backward" in _found["optimizer"]["impl"] else memory.found([first, *(each for each in roots_optimizers if each is not first)])
     _found["watched"] = [row for _, row in rows.values()]
     _found["optimizer"]["watched"] = rows.get(id(first), ("",))[0]
     others, _found["waiting"] = ([], []) if "in_backward" in _found["optimizer"]["impl"] else turns.parts(root, first, roots_optimizers)
-    _found["others"] = [_optimizer(each) | {"states": _states(each), "params": names_, "watched": rows.get(id(each), ("",))[0]} for each, names_ in others]
+    _found["others"] = [options.of(each) | {"states": options.states(each), "params": names_, "watched": rows.get(id(each), ("",))[0]} for each, names_ in others]
+    if first is not None and not others and _found["optimizer"]["impl"] == "foreach" and not _found["optimizer"]["watched"]:
+        own = {"states": options.states(first), "watched": ""}
+        _found["others"] = [options.of(first, group) | own | {"params": names_} for group, names_ in turns.groups(root, first)]
 
 
 def _finish(turn: int) -> None:
@@ -555,6 +529,7 @@ def _finish(turn: int) -> None:
     if _found["runtime"] == "fsdp2":
         _found["backwards"] = [units.switches_by_name(_found["units"], each.switches) for each in passes]
     _found["zero_grad"] = _zero_grad()
+    _found["once"] = script_step.shared(steps.asides_of_steps(turn))
     stepped = _optimizers_of(_root(), turn)
     _tell_optimizers(turn, stepped)
     kept = memory.kept(stepped) if _found["watched"] else set()

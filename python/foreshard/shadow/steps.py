@@ -73,10 +73,22 @@ class Pass(NamedTuple):
 
     reduces: bool = True
     switches: dict = {"last": True, "units": []}
+    asides: int = 0  # forwards without gradients before its first with them, of models that the loss has to do with
 
 
 def micro_batches_of_last_step(turn: int = 0) -> list[Pass]:
     return [Pass()] if _state is None else _state.passes_of_turn.get(turn) or [Pass()]
+
+
+def asides_of_steps(turn: int = 0) -> list[list[int]]:
+    """Of all steps of a turn, by micro-batch: forwards without gradients that stand before it."""
+    return [] if _state is None else [[each.asides for each in row] for row in _state.asides_of_turn.get(turn, [])]
+
+
+def aside() -> None:
+    """A model runs without gradients whose outputs the loss may read (script_step)."""
+    if _state is not None and not _state.forwards:
+        _state.asides += 1
 
 
 def optimizers(turn: int = 0) -> list:
@@ -124,8 +136,8 @@ def backward(begins: Pass) -> bool:
         if _state is not None and _state.passes and not _state.stepped() and _state.is_first:
             note("several backwards of one forward (retain_graph): the plan has the first one's alone; the others gather and reduce once more")
         return False
-    _state.passes.append(begins)
-    _state.forwards = 0
+    _state.passes.append(begins._replace(asides=_state.asides))
+    _state.forwards = _state.asides = 0
     return len(_state.passes) == 1
 
 
@@ -136,6 +148,8 @@ class _Steps:
         self.forwards = 0  # since the last backward
         self.passes: list[Pass] = []
         self.passes_of_turn: dict[int, list[Pass]] = {}  # of the last step of each
+        self.asides = 0  # since the last backward
+        self.asides_of_turn: dict[int, list[list[Pass]]] = {}  # of all steps of each
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._last_ns = 0
         self._stepped_row: dict = {}  # figures until the latest optimizer's end
@@ -280,6 +294,7 @@ class _Steps:
         self.optimizers.setdefault(turn, weakref.WeakKeyDictionary()).update(self._now)
         if self._next_turn(turn):
             self.passes_of_turn[turn] = passes
+            self.asides_of_turn.setdefault(turn, []).append(passes)
         self._peaks = dict.fromkeys(PEAKS, 0)
         self._reset(torch.cuda.current_device())
         if self.wanted and len(self.figures) >= self.wanted:

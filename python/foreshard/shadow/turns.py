@@ -161,6 +161,26 @@ def parts(root, first, stepped: list) -> tuple[list[tuple[object, list[str]]], l
     return others, _patterns(waiting, everything)
 
 
+_LEAST_OF_GROUPS = 0.005  # of an optimizer's elements: less makes no difference to what its lists take
+
+
+def groups(root, optimizer) -> list[tuple[dict, list[str]]]:
+    """Of an optimizer that steps by lists, its further groups of parameters, with what is in each: a group's temporaries go before the next one's come."""
+    if root is None or len(optimizer.param_groups) < 2:
+        return []
+    rows = named(root)
+    everything = {name for names, _ in rows for name in names}
+    sizes = [sum(p.numel() for p in group["params"] if p.requires_grad) for group in optimizer.param_groups]
+    if sum(sizes) - max(sizes) < _LEAST_OF_GROUPS * sum(sizes):
+        return []
+    found = []
+    for group in optimizer.param_groups[1:]:
+        inside = {id(p) for p in group["params"]}
+        names = {name for named_, p in rows if id(p) in inside for name in named_}
+        found += [(group, _patterns(names, everything))] if names else []
+    return found
+
+
 def gradients_of_others(root, optimizer) -> list[tuple]:
     """Gradients on the device that this turn's optimizer does not step, as its backward begins: another turn's, that nobody has cleared."""
     own = _ids(optimizer) if optimizer is not None else set()

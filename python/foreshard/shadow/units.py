@@ -6,6 +6,7 @@ import sys
 
 from . import names, tensor_plan
 from .notes import note
+from .tape import loose
 
 
 def name_handles(root) -> None:
@@ -169,8 +170,9 @@ def tied(root) -> dict[str, str]:
 
 def ignored(root) -> list[str]:
     """Parameters in a module that FSDP2 shards, which it was told to leave alone."""
+    held = [f"{loose.NAME}.*"] if loose.inside(root) else []
     if root is None or not names.has_fsdp2():
-        return []
+        return held
     managed = {id(module) for state in _states2(root) for module in state._modules}
     known = {(id(owner), name) for each in names.fsdp2_parameters(root) for owner, name in _places(each._module_info)}
     found = {}
@@ -179,7 +181,7 @@ def ignored(root) -> list[str]:
         for name, each in module._parameters.items() if inside else ():
             if each is not None and (id(module), name) not in known:
                 found.setdefault(id(each), names.clean(f"{path}.{name}".removeprefix(".")))
-    return list(found.values())
+    return list(found.values()) + held
 
 
 def _places(info):

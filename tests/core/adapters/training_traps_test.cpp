@@ -57,6 +57,16 @@ Job lora_job(Runtime runtime, DType base) {
 
 Plan adapted_plan(const Job& job) { return build_plan(adapted_model(small_llama(job), job).value(), job).value(); }
 
+TEST(TrainingTraps, AGroupOfRanksBehindForwardIsMadeForEveryUnit) {
+  Job job = small_job();
+  job.fsdp.runtime = Runtime::Fsdp2;
+  job.cluster.world_size = 8;
+  job.fsdp.reshard_after_forward = {.kind = ReshardAfterForward::Kind::GroupSize, .group_size = 4};
+  EXPECT_NE(trap_of(build_plan(small_llama(job), job).value(), 38), nullptr);
+  job.fsdp.reshard_after_forward = {};
+  EXPECT_EQ(trap_of(build_plan(small_llama(job), job).value(), 38), nullptr);
+}
+
 TEST(TrainingTraps, AFlatUnitReducesItsFrozenWeights) {
   const Plan plan = adapted_plan(lora_job(Runtime::Fsdp1, DType::BFloat16));
   const Trap* trap = trap_of(plan, 29);

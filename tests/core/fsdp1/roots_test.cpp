@@ -9,6 +9,7 @@
 
 #include "core/plan/build_plan.h"
 #include "core/plan/checks/checks.h"
+#include "core/plan/units/differentiated.h"
 #include "tests/core/lowering/toy_program.h"
 
 namespace foreshard {
@@ -55,7 +56,8 @@ Result<Plan> plan_of(const Model& model, const Job& job) {
   const UnitTable table = build_units(model, job).value();
   std::vector<bool> boundary(model.modules.size(), false);
   for (std::size_t m = 0; m < boundary.size(); ++m) boundary[m] = table.unit_of_module[m].valid();
-  const ModuleGraph graph = build_module_graph(model, boundary, {}).value();
+  const ModuleGraph graph =
+      build_module_graph(model, boundary, {}, true, differentiated_params(table, Runtime::Fsdp1)).value();
   const Script script = script_of(job).value();
   return build_fsdp1_plan({model, job, table, graph, script});
 }
@@ -150,6 +152,20 @@ TEST(Fsdp1Roots, ARootWithParametersIsAUnit) {
   const Result<Plan> plan = plan_of(taught(true), roots_job());
   ASSERT_FALSE(plan);
   EXPECT_EQ(plan.error().place, "fsdp.wrap.root");
+}
+
+/// What stands before the first call with gradients is left out of a forward that finds it made.
+TEST(Fsdp1Roots, ARolloutIsNotGatheredAgainForTheNextMicroBatch) {
+  Job job = roots_job();
+  job.fsdp.frozen = {"teacher.*"};
+  job.train.script = {{"zero", "fwd", "bwd", "fwd_rest", "bwd", "step"}};
+  const Plan plan = plan_of(taught(), job).value();
+  EXPECT_EQ(gathers(plan, "teacher.block"), 1);
+  const std::int64_t once = gathers(plan, "student.block");
+  job.train.script = {{"zero", "fwd", "bwd", "fwd", "bwd", "step"}};
+  const Plan twice = plan_of(taught(), job).value();
+  EXPECT_EQ(gathers(twice, "teacher.block"), 2);
+  EXPECT_EQ(gathers(twice, "student.block"), once);
 }
 
 }  // namespace

@@ -387,6 +387,8 @@ TEST(JobFile, WarnsOfKeysOfTheOtherRuntime) {
   const std::string fsdp1 = "fsdp.runtime = \"fsdp1\"\n";
   EXPECT_TRUE(parse(fsdp1 + "fsdp.limit_all_gathers = true").value().warnings.empty());
   EXPECT_THAT(parse(fsdp1 + "fsdp.prefetch.forward_depth = 2").value().warnings, Contains(HasSubstr("fsdp2 only")));
+  EXPECT_THAT(parse("adapters.rank = 8").value().warnings, Contains(HasSubstr("adapters.kind")));
+  EXPECT_TRUE(parse("adapters.kind = \"lora\"\nadapters.rank = 8").value().warnings.empty());
   EXPECT_THAT(parse("cluster.shard_group = 4").value().warnings, Contains(HasSubstr("hybrid")));
   EXPECT_THAT(parse("mesh.loss_parallel = false").value().warnings, Contains(HasSubstr("mesh.tensor above 1")));
   EXPECT_THAT(parse("mesh.plan = {\"a\" = \"colwise\"}").value().warnings, Contains(HasSubstr("mesh.plan")));

@@ -1,0 +1,1 @@
+"""What stands in the rows of a script's step."""
