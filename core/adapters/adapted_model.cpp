@@ -484,6 +484,23 @@ Result<void> check_matrices(const Model& base, const std::vector<bool>& targets)
   return {};
 }
 
+/// PEFT trains a rank beyond a matrix's own (a router's of eight rows, beside others); beyond every target's it adds
+/// nothing to training these layers whole. `targets` have matrices.
+Result<void> check_rank(const Model& base, const std::vector<bool>& targets, std::int64_t rank) {
+  std::int64_t most = 0;
+  for (std::size_t m = 0; m < targets.size(); ++m) {
+    if (!targets[m]) continue;
+    const ParamInfo& matrix = base.params[base.modules[m].params.front().index()];
+    if (!is_floating(matrix.dtype)) return {};  // words, which have other sides
+    most = std::max(most, std::min(matrix.shape[0], matrix.shape[1]));
+  }
+  if (most == 0 || rank <= most) return {};
+  return fail(adapter_error(ErrorCode::OutOfRange, "rank",
+                            "the rank is larger than a dimension of every layer that is adapted",
+                            fmt::format("1 to {}", most), std::to_string(rank),
+                            "a smaller one, or no adapters: these layers have fewer parameters themselves"));
+}
+
 /// A matrix of words or integers cannot require a gradient.
 Result<void> check_copies(const Model& base, std::vector<bool> copied, const std::vector<bool>& packed,
                           const std::string& stored) {
@@ -517,6 +534,7 @@ Result<Model> adapted_model(Model base, const Job& given, ProgramDevice device) 
   const auto targets = adapter_targets(base, job.adapters);
   if (!targets) return tl::unexpected(targets.error());
   if (auto fits = check_matrices(base, *targets); !fits) return tl::unexpected(fits.error());
+  if (auto fits = check_rank(base, *targets, job.adapters.rank); !fits) return tl::unexpected(fits.error());
   if (auto fits = check_storage(base, job); !fits) return tl::unexpected(fits.error());
   std::vector<bool> packed = packed_layers(base, job.adapters);
   auto copied = copied_modules(base, job.adapters);

@@ -57,11 +57,23 @@ TEST(AdaptedModel, NamesAndFreezesAsPeftDoes) {
 
 TEST(AdaptedModel, ARankMayBeLargerThanALayer) {  // PEFT asks for no less: routers, heads of one number
   Job job = lora_job();
-  job.adapters.rank = 64;
+  job.adapters.rank = 32;
   const auto made = adapted_model(small_llama(job), job);
   ASSERT_TRUE(made) << to_text(made.error());
   const std::string v = "base_model.model.model.layers.0.self_attn.v_proj.lora_B.default.weight";
-  EXPECT_EQ(made->params[made->find_param(v).index()].shape, (Shape{16, 64}));
+  EXPECT_EQ(made->params[made->find_param(v).index()].shape, (Shape{16, 32}));
+}
+
+TEST(AdaptedModel, ARankBeyondEveryLayerIsRefused) {
+  Job job = lora_job();
+  job.adapters.rank = 48;  // q_proj's, 48 by 48
+  EXPECT_TRUE(adapted_model(small_llama(job), job));
+  job.adapters.rank = 49;
+  const auto refused = adapted_model(small_llama(job), job);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ErrorCode::OutOfRange);
+  EXPECT_EQ(refused.error().place, "adapters.rank");
+  EXPECT_EQ(refused.error().expected, "1 to 48");
 }
 
 TEST(AdaptedModel, WhatALayerIsCalledWithIsNamedUntilItReturns) {
