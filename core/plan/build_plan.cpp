@@ -9,6 +9,7 @@
 #include "core/plan/checks/checks.h"
 #include "core/plan/expert_traps.h"
 #include "core/plan/graph/inner_gradients.h"
+#include "core/plan/graph/training_begins.h"
 #include "core/plan/planned/planned_runtime.h"
 #include "core/plan/process_groups.h"
 #include "core/plan/script_traps.h"
@@ -228,7 +229,7 @@ void note_whole(const Model& model, Plan& plan) {
 
 /// Where parameters are before they are cut, of a job that cuts none; and gradients that nobody sums.
 void note_settings(const Job& job, Plan& plan) {
-  if (job.fsdp.runtime == Runtime::None && job.mesh.context > 1 && !job.fsdp.wrap.root)
+  if (leaves_gradients_unsummed(job))
     plan.warnings.emplace_back(
         "fsdp.wrap.root = false: nobody sums the gradients of the ranks that share a sequence, each has those of its "
         "own part; a script that does so itself needs no more memory");
@@ -237,6 +238,15 @@ void note_settings(const Job& job, Plan& plan) {
   plan.warnings.push_back("cluster.init = \"" + init +
                           "\" is \"device\" here: nothing is cut over ranks before it is sharded (mesh.tensor and "
                           "mesh.expert are 1)");
+}
+
+void note_rest(const PlanRequest& request, Plan& plan) {
+  const bool asked = std::ranges::any_of(request.script.iterations, [](const IterationScript& actions) {
+    return std::ranges::any_of(actions, [](const Action& action) { return action.rest; });
+  });
+  if (!asked || first_step(request.graph, request.job.fsdp, true) > 0) return;
+  plan.warnings.emplace_back(
+      "train.script: fwd_rest is a whole fwd here, nothing stands before the first call with gradients");
 }
 
 /// What a plan over tensor ranks does to parameters without an error.
@@ -431,6 +441,7 @@ Result<Plan> build_plan(const Model& model, const Job& job, PlanParts& parts) {
     note_mesh(model, job, *plan);
   }
   note_settings(job, *plan);
+  note_rest(request, *plan);
   for (Trap& trap : script_traps(model, job, *plan)) plan->traps.push_back(std::move(trap));
   for (Trap& trap : training_traps(model, job, *parts.units, parts.checkpointed))
     plan->traps.push_back(std::move(trap));

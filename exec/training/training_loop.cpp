@@ -18,6 +18,7 @@
 #include "core/plan/saved_ops.h"
 #include "core/plan/units/full_precision.h"
 #include "core/plan/units/units.h"
+#include "core/runtime_layouts.h"
 #include "core/text/utf8.h"
 #include "exec/checkpoint/checkpoint.h"
 #include "exec/data/batch_source.h"
@@ -263,9 +264,10 @@ class RankTraining final : public Training {
         events.note("positions are the whole sequence's: a script hands the model position_ids that it cuts as tokens");
       tell_partial_checkpoints(events);
     }
-    const auto& traps = parts_->plan.traps;
-    if (events.note && std::any_of(traps.begin(), traps.end(), [](const Trap& trap) { return trap.number == 27; }))
+    if (events.note && std::ranges::any_of(parts_->plan.traps, [](const Trap& trap) { return trap.number == 27; }))
       events.note("trap 27 is PyTorch's: the norm here has the other tensor ranks' shards too");
+    if (events.note && leaves_gradients_unsummed(setup_.job))
+      events.note("nobody sums the gradients of the ranks that share a sequence");
     after_init_ = backend_->memory();
     if (setup_.recorder != nullptr && control_ != nullptr) align_clocks(*setup_.recorder, *control_);
     return {};

@@ -267,6 +267,7 @@ class Needs {
     if (4 * bytes > memory / 2) return;  // parameters, gradients, two moments: too large to replicate
     Job plain = job_;
     plain.fsdp.runtime = Runtime::None;
+    plain.fsdp.wrap.root = true;  // DDP around all of it
     const auto other = alternative(plain);
     if (!other || !other->fits || other->step_time_ns.value >= p_.step_time_ns.value) return;
     add(13,

@@ -85,6 +85,7 @@ Result<std::shared_ptr<const Model>> SharedParts::model(const Job& job, const Ha
     key.world_size = job.cluster.world_size;
     key.rank = job.cluster.rank;
     key.runtime = job.fsdp.runtime;
+    key.wraps_root = job.fsdp.wrap.root;
     if (job.fsdp.runtime == Runtime::Fsdp1) key.units = units_key(job);  // where its program copies hangs on units
   }
   key.full_norms = keeps_norms_in_full_precision(job);

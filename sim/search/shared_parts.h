@@ -64,9 +64,10 @@ class SharedParts {
     bool cudnn = true;
     MeshOptions mesh;
     std::int64_t world_size = 0, rank = 0;  // of a model that is cut
-    Runtime runtime = Runtime::None;        // of one too: it says who sums gradients
-    std::optional<Job> units;               // of one with adapters, whose dtypes hang on them
-    bool full_norms = false;                // its batch norms compute in float32 under FSDP1's mixed precision
+    Runtime runtime = Runtime::None;        // of one too: these say who sums gradients
+    bool wraps_root = true;
+    std::optional<Job> units;  // of one with adapters, whose dtypes hang on them
+    bool full_norms = false;   // its batch norms compute in float32 under FSDP1's mixed precision
     bool operator==(const ModelKey&) const = default;
   };
   struct LoweredKey {

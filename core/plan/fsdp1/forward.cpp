@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/plan/graph/inner_gradients.h"
+#include "core/plan/graph/training_begins.h"
 
 namespace foreshard::fsdp1 {
 
@@ -21,7 +22,7 @@ void Forward::forget_graph() { unmanaged_.assign(unmanaged_.size(), kNoNode); }
 
 void Forward::run(bool rest) {
   if (run_.graph.calls.empty()) return;
-  first_step_ = rest ? run_.graph.calls.front().once : 0;
+  first_step_ = first_step(run_.graph, run_.job.fsdp, rest);
   if (run_.summoned) return run_.fail("AssertionError", "a forward inside summon (T1)");
   out_.set_phase(Phase::Forward);
   frame_ = -1;

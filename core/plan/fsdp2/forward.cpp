@@ -5,6 +5,7 @@
 
 #include "core/plan/graph/gradient_leaf.h"
 #include "core/plan/graph/inner_gradients.h"
+#include "core/plan/graph/training_begins.h"
 
 namespace foreshard::fsdp2 {
 namespace {
@@ -38,7 +39,7 @@ std::int32_t Forward::last_saving_node(std::int32_t call) {
 }
 
 Result<void> Forward::run(Pass pass, bool rest) {
-  first_step_ = rest ? run_.graph.calls[0].once : 0;
+  first_step_ = first_step(run_.graph, run_.request.job.fsdp, rest);
   if (run_.inner_initialised && !run_.initialised) {
     return fail({ErrorCode::Inconsistent,
                  "a unit inside the root ran forward before the root did",

@@ -6,6 +6,7 @@
 #include "core/plan/fsdp2/fsdp2_runtime.h"
 #include "core/plan/fsdp2/plan_frame.h"
 #include "core/plan/unsharded/bucket_reducer.h"
+#include "core/runtime_layouts.h"
 
 namespace foreshard {
 namespace {
@@ -44,7 +45,7 @@ Result<Plan> build_unsharded_plan(const PlanRequest& request) {
   const PlanRequest inner{request.model, request.job, bare, request.graph, request.script, request.max_iterations};
   Plan plan = fsdp2::frame_with_segments(inner);
   plan.runtime = Runtime::None;
-  const bool replicated = request.job.fsdp.wrap.root;  // DDP around the model; else nobody sums over ranks
+  const bool replicated = !leaves_gradients_unsummed(request.job);  // by DDP around the model
   const auto world =
       replicated ? static_cast<std::int32_t>(request.job.cluster.world_size / request.job.mesh.tensor) : 1;  // of data
   fsdp2::Fsdp2Runtime runtime(inner, plan);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/plan/graph/gradient_paths.h"
+#include "core/plan/graph/training_begins.h"
 
 namespace foreshard {
 namespace {
@@ -277,6 +278,34 @@ TEST(ModuleGraphFromOps, RegionsThatFollowEachOtherAreInOneCall) {
                           [](const GraphCall& call) { return call.hooked() == ModuleId(2); }),
             1);
   EXPECT_EQ(graph.calls.size(), 5U);  // root, the unit, three regions in it
+}
+
+/// The root's calls begin with steps 0, 3 and 5.
+TEST(TrainingBegins, WithTheFirstCallOfTheRootThatHasGradients) {
+  const auto before = [](const std::vector<bool>& without_grad) {
+    ModuleGraph graph;
+    GraphCall& root = graph.calls.emplace_back();
+    root.again = {3, 5};
+    root.calls_without_grad = without_grad;
+    return steps_before_training(graph, [](ParamId) { return true; });
+  };
+  EXPECT_EQ(before({true, false, false}), 3);
+  EXPECT_EQ(before({true, true, false}), 5);
+  EXPECT_EQ(before({false, true, false}), 0);  // that one trains, whatever comes behind it
+}
+
+TEST(TrainingBegins, ARootThatIsAUnitAndCalledOnceHasNothingBeforeIt) {
+  ModuleGraph graph;
+  GraphCall& root = graph.calls.emplace_back();
+  root.once = 2;  // a frozen table before adapted layers, or a teacher of the script's
+  FsdpOptions fsdp;
+  EXPECT_EQ(first_step(graph, fsdp, true), 0);
+  fsdp.wrap.root = false;
+  EXPECT_EQ(first_step(graph, fsdp, true), 2);
+  EXPECT_EQ(first_step(graph, fsdp, false), 0);
+  fsdp.wrap.root = true;
+  root.again = {2};
+  EXPECT_EQ(first_step(graph, fsdp, true), 2);
 }
 
 }  // namespace
