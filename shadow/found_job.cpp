@@ -39,11 +39,11 @@ bool is_root(const FoundUnit& unit) {
 
 std::int64_t one_each(const FoundUnit&) { return 1; }
 
-/// fsdp.quirks of "2.12.1+cu130"; what is no version has the default.
-std::string quirks_of(const std::string& version) {
+/// fsdp.quirks of "2.12.1+cu130"; what is no version has the default. 2.15 may be told to keep workspaces as before.
+std::string quirks_of(const std::string& version, bool keeps_workspaces) {
   std::pair<int, int> release;
   if (std::sscanf(version.c_str(), "%d.%d", &release.first, &release.second) != 2) return "torch-2.11";
-  if (release >= std::pair(2, 15)) return "torch-2.15";
+  if (release >= std::pair(2, 15) && !keeps_workspaces) return "torch-2.15";
   return release >= std::pair(2, 12) ? "torch-2.12" : "torch-2.11";
 }
 
@@ -71,7 +71,7 @@ class Finder {
             1, std::count_if(run.steps.begin(), run.steps.end(), [&](const auto& s) { return s.turn == turn; })))) {
     job().model.source = model;
     job().model.dtype = std::nullopt;  // parameters are as the script made them
-    job().fsdp.quirks = quirks_of(run_.torch);
+    job().fsdp.quirks = quirks_of(run_.torch, run_.keeps_workspaces);
   }
 
   FoundJob find() {

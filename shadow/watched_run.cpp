@@ -175,6 +175,7 @@ WatchedRun run_of(const json& row) {
     run.failure = ScriptFailure{failure->value("code", ""), failure->value("message", ""), failure->value("hint", "")};
   }
   run.torch = row.value("torch", "");
+  run.keeps_workspaces = row.value("keeps_workspaces", false);
   run.host_peak = row.value("host_peak_bytes", Bytes{0});
   return run;
 }

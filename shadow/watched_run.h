@@ -126,6 +126,7 @@ struct WatchedRun {
   std::vector<std::string> notes;
   std::optional<ScriptFailure> failure;
   std::string torch;
+  bool keeps_workspaces = false;  // TORCH_CUBLAS_WORKSPACE_CACHE=1
   Bytes host_peak = 0;  // of the script's process
 };
 

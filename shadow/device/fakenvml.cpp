@@ -1,5 +1,5 @@
-// NVIDIA's management library of the virtual device: cards at rest, each a degree warmer than the one before. It counts
-// the machine's cards, whichever of them CUDA shows.
+// libnvidia-ml.so.1, NVIDIA's management library of the virtual device: cards at rest, each a degree warmer than the
+// one before. It counts the machine's cards, whichever of them CUDA shows.
 #include <cstdio>
 
 extern "C" {
@@ -8,7 +8,7 @@ struct NvmlDevice {
   unsigned card;
 };
 
-static const unsigned kCards = 64, kNotFound = 6;
+static const unsigned kCards = 64, kNotSupported = 3, kNotFound = 6;
 static NvmlDevice* card(unsigned index) {
   static NvmlDevice cards[kCards];
   cards[index].card = index;
@@ -37,6 +37,28 @@ int nvmlDeviceGetClockInfo(NvmlDevice*, int, unsigned* mhz) {
 }
 int nvmlDeviceGetMaxClockInfo(NvmlDevice*, int, unsigned* mhz) {
   *mhz = 1980;
+  return 0;
+}
+/// nvmlGpuFabricInfo_v2_t: no fabric between cards.
+struct FabricInfo {
+  unsigned version;
+  unsigned char cluster[16];
+  unsigned status, clique;
+  unsigned char state;
+};
+int nvmlDeviceGetGpuFabricInfoV(NvmlDevice*, FabricInfo* info) {
+  info->state = 0;  // NVML_GPU_FABRIC_STATE_NOT_SUPPORTED
+  return 0;
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(NvmlDevice*, unsigned, int*) { return kNotSupported; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(NvmlDevice*, unsigned, void*) { return kNotSupported; }
+/// For messages of memory that ran out: nobody else is there.
+int nvmlDeviceGetComputeRunningProcesses(NvmlDevice*, unsigned* count, void*) {
+  *count = 0;
+  return 0;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  *version = 13000;
   return 0;
 }
 int nvmlDeviceGetPowerUsage(NvmlDevice*, unsigned* milliwatts) {

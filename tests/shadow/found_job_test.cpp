@@ -64,6 +64,8 @@ TEST(FoundJob, ItsReleaseIsTheScripts) {
     run.torch = version;
     EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.fsdp.quirks, "torch-2.15") << version;
   }
+  run.keeps_workspaces = true;
+  EXPECT_EQ(found_job(run, {"h100-sxm-80", 8}, "model.json").job.fsdp.quirks, "torch-2.12");
 }
 
 TEST(FoundJob, WhatDiffersByUnitBecomesAnOverride) {

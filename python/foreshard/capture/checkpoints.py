@@ -18,6 +18,7 @@ from .recorder import Recorder
 
 
 OUTSIDE = "_hooks_outside"  # of a module whose unit wraps it: what its `__call__` runs again has none of the unit's hooks
+_STOOD_FOR = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl", "CheckpointFunction")  # the second since 2.15
 _COLLECTIVES = ("all_gather_into_tensor", "all_reduce", "all_to_all_single", "reduce_scatter_tensor")  # what parallel styles bring in
 
 
@@ -77,18 +78,20 @@ class Regions:
 
     @contextlib.contextmanager
     def watch(self):
-        originals = checkpointing._checkpoint_without_reentrant_generator, checkpointing.CheckpointFunction
+        originals = {name: getattr(checkpointing, name) for name in _STOOD_FOR if hasattr(checkpointing, name)}
 
         def non_reentrant(function, preserve, context_fn, *rest, **kwargs):
             # (determinism_check, debug[, early_stop], *args): the number before the arguments hangs on the version.
-            count = originals[0].__code__.co_argcount - 3
+            count = originals["_checkpoint_without_reentrant_generator"].__code__.co_argcount - 3
             args = rest[count:]
+            yield from since_2_15(function, args, kwargs, context_fn=context_fn, early_stop=count < 3 or bool(rest[2]))
+
+        def since_2_15(function, args, kwargs, *, context_fn=checkpointing.noop_context_fn, early_stop=True, **_):
             early = getattr(checkpointing, "_enable_checkpoint_early_stop", None)
-            early = (count < 3 or bool(rest[2])) if early is None else early
             if not self._recorder.recording or self._recorder.region is not None:
                 yield
                 return
-            yield from self._non_reentrant(function, context_fn, args, kwargs, early)
+            yield from self._non_reentrant(function, context_fn, args, kwargs, early_stop if early is None else early)
 
         class Reentrant:
             @staticmethod
@@ -101,12 +104,14 @@ class Regions:
                 finally:
                     self._recorder.region = None
 
-        checkpointing._checkpoint_without_reentrant_generator = non_reentrant
-        checkpointing.CheckpointFunction = Reentrant
+        for name, stand_in in zip(_STOOD_FOR, (non_reentrant, since_2_15, Reentrant)):
+            if name in originals:
+                setattr(checkpointing, name, stand_in)
         try:
             yield self
         finally:
-            checkpointing._checkpoint_without_reentrant_generator, checkpointing.CheckpointFunction = originals
+            for name, original in originals.items():
+                setattr(checkpointing, name, original)
 
     def _non_reentrant(self, function, context_fn, args, kwargs, early):
         forward_context, _ = context_fn()

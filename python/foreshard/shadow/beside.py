@@ -26,10 +26,11 @@ def there() -> list[tuple]:
     import torch
 
     plain = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return [
-        (weakref.ref(each), _address(each), -(-each.untyped_storage().nbytes() // 512) * 512)
-        for each in gc.get_objects() if type(each) in plain and each.is_cuda and not is_transformed(each)
-    ]  # fmt: skip
+    with torch._C.DisableTorchFunction():  # no question of the script's
+        return [
+            (weakref.ref(each), _address(each), -(-each.untyped_storage().nbytes() // 512) * 512)
+            for each in gc.get_objects() if type(each) in plain and each.is_cuda and not is_transformed(each)
+        ]  # fmt: skip
 
 
 def is_transformed(tensor) -> bool:

@@ -35,6 +35,7 @@ def write() -> None:
     }  # fmt: skip
     if "torch" in sys.modules:
         document["torch"] = sys.modules["torch"].__version__
+        document["keeps_workspaces"] = os.environ.get("TORCH_CUBLAS_WORKSPACE_CACHE") == "1"  # since 2.15 a choice
     text = json.dumps(document, indent=1, allow_nan=False)
     with whole_file(folder() / "report.json") as file:
         file.write(text)

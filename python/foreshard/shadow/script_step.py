@@ -329,6 +329,7 @@ class Tape:
         if not derived and (self._foreign or not all(_plain(each) for each in tensors)):
             return run(*args, **kwargs)
         known, given, loose_ones, rows = set(self._slots), len(self.given), self.loose.count(), len(self._rows)
+        since = len(self._made_since)
         packed, grad, cast = self._packed((args, kwargs)), *self._state()
         self.paused += 1
         try:
@@ -344,6 +345,7 @@ class Tape:
             self._forget(known, given)
             self._rows[rows:] = [row for row in self._rows[rows:] if row[0] != "make"]
             self.loose.back_to(loose_ones)
+            del self._made_since[since:]
         else:
             self._rows.append(("call", function, packed, [self._slot_of_result(each, derived) for each in made], grad, cast))
         return result
@@ -357,7 +359,11 @@ class Tape:
         return dtensors.Gathered() if gathers else function
 
     def ends(self, loss) -> None:
-        if self._over or self.paused or not self._trains:  # gradients of outputs alone (GradCache): the model's backward comes
+        if self._over or self.paused:
+            return
+        if not self.roots:  # of another model, before this one's
+            return forget()
+        if not self._trains:  # gradients of outputs alone (GradCache): the model's backward comes
             return
         self.close()
         self.let_go = [place for place, each in enumerate(self._storages) if each is not None and each.expired()]

@@ -269,7 +269,9 @@ def _watch_checkpoint(python_module) -> None:
     inner = python_module.checkpoint
 
     @functools.wraps(inner)
-    def checkpoint(function, *args, **kwargs):
+    def checkpoint(function=None, *args, **kwargs):
+        if function is None:  # @checkpoint(use_reentrant=False), since 2.15
+            return lambda function: functools.wraps(function)(lambda *args, **more: checkpoint(function, *args, **kwargs, **more))
         owner = getattr(function, "__self__", None) or (function if hasattr(function, "forward") else None)
         name = type(owner).__name__ if owner is not None else getattr(function, "__qualname__", "a function")
         row = _checkpointed.setdefault(name, {"calls": 0, "reentrant": bool(kwargs.get("use_reentrant")), "selective": "context_fn" in kwargs})
