@@ -101,16 +101,16 @@ ExitCode run_verb(const ScheduleFlags& flags, const Console& console) {
   wanted.set.push_back("fsdp.runtime=planned");
   if (!flags.budget.empty()) wanted.set.push_back("schedule.budget=\"" + flags.budget + "\"");
   if (!flags.objective.empty()) wanted.set.push_back("schedule.objective=" + flags.objective);
+  const auto named = [&](Error error) {  // as it was typed
+    if (!flags.budget.empty() && error.place == "--set schedule.budget") error.place = "--budget";
+    return error;
+  };
   const auto loaded = load_job(wanted, console);
-  if (!loaded) return console.error(loaded.error());
+  if (!loaded) return console.error(named(loaded.error()));
   Job job = loaded->job;
   if (job.schedule.objective == "given") job.schedule.objective = "time";  // the job may be an earlier answer
   const auto answer = answer_of(flags, job, console.quiet);
-  if (!answer) {
-    Error error = located(answer.error(), *loaded);
-    if (!flags.budget.empty() && error.place == "--set schedule.budget") error.place = "--budget";
-    return console.error(error);
-  }
+  if (!answer) return console.error(named(located(answer.error(), *loaded)));
   const FoundSchedule& found = answer->found;
   if (!found.fits)
     console.note(fmt::format("note: {}", found.text));

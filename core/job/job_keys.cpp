@@ -313,7 +313,8 @@ void add_offload_and_exceptions(TableMaker& t) {
       [](const Spot& spot, Job& job) { return read_traps(spot, job.fsdp.allow_traps); },
       [](const Job& job) { return fmt::format("[{}]", fmt::join(job.fsdp.allow_traps, ", ")); },
       "traps that are refused unless listed here by number");
-  t.word("fsdp.quirks", {"torch-2.15", "torch-2.12", "torch-2.11", "torch-2.4"}, FORESHARD_FIELD(fsdp.quirks),
+  t.word("fsdp.quirks", {"torch-2.15", "torch-2.14", "torch-2.13", "torch-2.12", "torch-2.11", "torch-2.4"},
+         FORESHARD_FIELD(fsdp.quirks),
          "which release's observable behaviour; torch-2.15: products have cuBLAS's workspace only while they run; "
          "torch-2.12 (to 2.14): cuBLASLt shares cuBLAS's; torch-2.4 (and 2.3): fsdp2 copies gradients in on the "
          "reduction's stream");

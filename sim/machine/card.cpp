@@ -46,7 +46,8 @@ NcclRow nccl_row(const CardArchitecture& card) {
 
 BlasWorkspaceUse blas_workspace_use(std::string_view release) {
   if (release == "torch-2.15") return BlasWorkspaceUse::OfProduct;
-  return release == "torch-2.12" ? BlasWorkspaceUse::Shared : BlasWorkspaceUse::Apart;
+  const bool shared = release == "torch-2.12" || release == "torch-2.13" || release == "torch-2.14";
+  return shared ? BlasWorkspaceUse::Shared : BlasWorkspaceUse::Apart;
 }
 
 BlasWorkspaceSizes blas_workspaces(const CardArchitecture& card, BlasWorkspaceUse use) {

@@ -245,7 +245,7 @@ std::unique_ptr<UnitSearch> search_without_copies(const UnitSearch& own, Workben
   return search;
 }
 
-/// Below a budget, the largest first: multiples of a power of two, so that larger budgets have them too.
+/// Below a budget, the largest first: multiples of a power of two, which budgets near each other share.
 std::vector<Bytes> smaller_limits(Bytes budget) {
   constexpr Bytes kStepsInAll = 128;
   constexpr int kMost = 2;

@@ -22,7 +22,10 @@ bool BlasWorkspaces::ensure(bool lt, bool engine) {
     if ((wanted(lt) & one & ~has) == 0) continue;
     has |= one;
     const Bytes size = one == kLtWorkspace ? sizes_.lt : sizes_.blas;
-    if (size == 0) continue;
+    if (size == 0) {
+      if (recorder_.open()) recorder_.needs_no_workspace(one);
+      continue;
+    }
     const BlockHandle block = context_.device.book.allocate(size, index_of(Stream::D), MemoryCategory::Workspace);
     if (block == kNoBlock) return context_.out_of_memory(size);
     if (recorder_.open()) recorder_.made_workspace(one, block);

@@ -35,6 +35,7 @@ class RunRecorder {
   /// plan's buffer.
   void made(std::int32_t slot, bool again, bool held, BlockHandle block, std::int32_t gradient);
   void made_workspace(std::uint8_t which, BlockHandle block);
+  void needs_no_workspace(std::uint8_t which) { run_.made_workspaces |= which; }  // the next run finds it there
   void dropped(std::int32_t slot, bool held);
   /// The addend of a sum goes: SegmentTemplate::gradients[gradient]; `slot` as made() was told.
   void gradient_dropped(std::int32_t gradient, std::int32_t slot, BlockHandle block);

@@ -530,7 +530,7 @@ TEST(LoweringCorners, ProductsHaveWorkspacesWhileTheyRunWhereTheReleaseGivesThem
   toy.input("x", {8, 64});
   toy.param("w", {64, 32});
   toy.param("b", {32});
-  toy.op("aten.addmm.default", {"b", "x", "w"}, {{"y", {8, 32}}});
+  toy.op("aten.addmm.default", {"%b", "x", "%w"}, {{"y", {8, 32}}});
   toy.op("aten.sum.default", {"y"}, {{"loss", {}}});
   const Model model = toy.finish("loss");
   const auto segments = segments_by_block(model, "");
