@@ -250,12 +250,14 @@ class Comparison {
     };
     const auto attention = std::find_if(ours.begin(), ours.end(), is_attention);
     if (attention == ours.end()) return;
+    const auto are_taken = [&](const std::vector<TracedTensor>& tensors) {
+      return std::any_of(tensors.begin(), tensors.end(), [&](const TracedTensor& one) {
+        return std::any_of((*attention)->in.begin(), (*attention)->in.end(),
+                           [&](const TracedTensor& taken) { return taken.storage == one.storage; });
+      });
+    };
     const auto is_inner = [&](const TracedKernel* kernel) {
-      return name_of(*kernel) == "aten.clone" &&
-             std::none_of((*attention)->in.begin(), (*attention)->in.end(), [&](const TracedTensor& taken) {
-               return std::any_of(kernel->out.begin(), kernel->out.end(),
-                                  [&](const TracedTensor& made) { return made.storage == taken.storage; });
-             });
+      return name_of(*kernel) == "aten.clone" && are_taken(kernel->in) && !are_taken(kernel->out);
     };
     ours.erase(std::remove_if(ours.begin(), attention, is_inner), attention);
   }
