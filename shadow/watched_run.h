@@ -127,7 +127,7 @@ struct WatchedRun {
   std::optional<ScriptFailure> failure;
   std::string torch;
   bool keeps_workspaces = false;  // TORCH_CUBLAS_WORKSPACE_CACHE=1
-  Bytes host_peak = 0;  // of the script's process
+  Bytes host_peak = 0;            // of the script's process
 };
 
 /// Errors: there is no such file (the script never came to an end that could be watched), or it is no report.
