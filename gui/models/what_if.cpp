@@ -118,6 +118,8 @@ std::vector<Choice> WhatIf::choices() const {
   for (const Control& control : kControls) {
     Choice choice{control.key, control.name, {}, control.low, control.high, true};
     if (control.high == 0) choice.values = words_of(choice.key, *now_, value_of(choice.key));
+    if (choice.key == "train.optimizer.name" && opened_->job.train.optimizer.name != OptimizerKind::Watched)
+      std::erase(choice.values, "watched");  // there is nothing of a script's to stand for it
     choice.has_meaning = foreshard::has_meaning(choice.key, now_->job);
     list.push_back(std::move(choice));
   }

@@ -127,6 +127,15 @@ TEST(WhatIf, EveryWordOfEveryControlIsPlannedOrRefusedByName) {
   EXPECT_GT(planned, 35u);
 }
 
+TEST(WhatIf, AnOptimizerOfAScriptIsOfferedWhereThereIsOne) {
+  const WhatIf what_if = started();
+  for (const Choice& choice : what_if.choices()) {
+    if (choice.key != "train.optimizer.name") continue;
+    EXPECT_EQ(std::count(choice.values.begin(), choice.values.end(), "adamw"), 1);
+    EXPECT_EQ(std::count(choice.values.begin(), choice.values.end(), "watched"), 0);
+  }
+}
+
 TEST(WhatIf, ABudgetIsAskedOfThePlannedRuntime) {
   WhatIf what_if = started();
   ASSERT_TRUE(what_if.set("fsdp.runtime", "planned").has_value());
