@@ -7,8 +7,12 @@ The programs run one after another, round by round, so that a disturbance of the
 of all steps, the ratio to the faster PyTorch (the median of the rounds' ratios), and what recording costs. Targets: 1.00
 where compute dominates (wide), 0.80 where the host does (deep), 0.65 at GPT-2's size (gpt2). --cpu tells the processor time of a step too (user and
 system of all ranks: a run of many steps less one of few), which suffers less from what else the machine does.
+
+--link 400mbit: all programs in a network namespace whose loopback carries no more than that (tc's token bucket; root and iproute2), both
+ways together; runtime `planned` runs there too, scheduled for a profile that `foreshard calibrate` measures in it, with the memory that keeps all parameters.
 """
 import argparse
+import contextlib
 import json
 import os
 import pathlib
@@ -22,7 +26,26 @@ HERE = pathlib.Path(__file__).resolve().parent
 TARGET = {"wide": 1.00, "deep": 0.80, "gpt2": 0.65}
 
 
+IN_LINK = []  # words before a command
+
+
+@contextlib.contextmanager
+def slow_loopback(rate):
+    """Commands of run() talk over a loopback of this rate meanwhile."""
+    name = f"foreshard-{os.getpid()}"
+    run(["ip", "netns", "add", name])
+    try:
+        run(["ip", "-n", name, "link", "set", "lo", "up"])
+        run(["tc", "-n", name, "qdisc", "add", "dev", "lo", "root", "tbf", "rate", rate, "burst", "256kb", "latency", "1s"])
+        IN_LINK[:] = ["ip", "netns", "exec", name]
+        yield
+    finally:
+        IN_LINK.clear()
+        run(["ip", "netns", "del", name])
+
+
 def run(command):
+    command = [*IN_LINK, *command]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     if done.returncode:
         sys.exit(f"{' '.join(map(str, command))}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -52,8 +75,8 @@ def pytorch(a, preset, impl, steps=None):
     return result.get("step_time_ns") or [result["step_ms"]["median"] * 1e6]
 
 
-def foreshard(a, job, runtime, timeline=None, steps=None):
-    command = [a.foreshard, "run", job, "--nproc", str(a.world), "--json", "--quiet", "--set", f"fsdp.runtime={runtime}"]
+def foreshard(a, job, runtime, timeline=None, steps=None, flags=()):
+    command = [a.foreshard, "run", job, "--nproc", str(a.world), "--json", "--quiet", "--set", f"fsdp.runtime={runtime}", *flags]
     if steps is not None:
         command += ["--set", f"train.steps={steps}"]
     if timeline:
@@ -81,6 +104,15 @@ ranks_per_node = {world}
 """
 
 
+def planned(a, job, folder):
+    """Flags that train the job with a schedule for what calibrate measures here."""
+    profile, schedule = folder / "here.toml", folder / "schedule.json"
+    run([a.foreshard, "calibrate", job, "--output", profile, "--quiet"])
+    here = ["--set", f"cluster.profile={profile}"]
+    run([a.foreshard, "schedule", job, *here, "--out", schedule, "--quiet"])
+    return [*here, "--schedule", schedule]
+
+
 def compare(a, preset, folder):
     run([a.python, HERE / "pytorch_fsdp.py", "--preset", preset, "--save", folder])
     job = folder / "job.toml"
@@ -93,6 +125,9 @@ def compare(a, preset, folder):
         "recording": lambda steps=None: foreshard(a, job, "fsdp2", folder / "run.fst", steps),
         "foreshard fsdp1": lambda steps=None: foreshard(a, job, "fsdp1", None, steps),
     }
+    if a.link:
+        flags = planned(a, job, folder)
+        programs["foreshard planned"] = lambda steps=None: foreshard(a, job, "planned", None, steps, flags)
     times = {name: [] for name in programs}  # a list a round
     for _ in range(a.rounds):
         for name, program in programs.items():
@@ -135,10 +170,12 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bf16", action="store_true", help="all programs gather and compute in bfloat16 and reduce in float32")
     parser.add_argument("--cpu", action="store_true", help="processor time of a step too")
+    parser.add_argument("--link", metavar="RATE", help="a loopback of this rate, in tc's words (400mbit)")
     a = parser.parse_args()
-    for preset in a.preset:
-        with tempfile.TemporaryDirectory() as folder:
-            compare(a, preset, pathlib.Path(folder))
+    with slow_loopback(a.link) if a.link else contextlib.nullcontext():
+        for preset in a.preset:
+            with tempfile.TemporaryDirectory() as folder:
+                compare(a, preset, pathlib.Path(folder))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "core/job/job_file.h"
 #include "gui/models/headline.h"
 
