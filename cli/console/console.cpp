@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "cli/console/environment.h"
 #include "cli/console/json_text.h"
 #include "core/output_file.h"
 #include "core/text/utf8.h"
@@ -19,15 +20,10 @@ namespace {
 
 constexpr int kPlainWidth = 110;
 
-std::string_view variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
-}
-
 // As the C library chooses: LC_ALL, else LC_CTYPE, else LANG; the first that is set to something.
 bool utf8_locale() {
   for (const char* name : {"LC_ALL", "LC_CTYPE", "LANG"}) {
-    std::string locale(variable(name));
+    std::string locale = variable(name);
     if (locale.empty()) continue;
     std::transform(locale.begin(), locale.end(), locale.begin(), [](unsigned char c) { return std::tolower(c); });
     return locale.find("utf-8") != std::string::npos || locale.find("utf8") != std::string::npos;
@@ -38,7 +34,7 @@ bool utf8_locale() {
 int terminal_width() {
   winsize size{};
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) return size.ws_col;
-  const int columns = std::atoi(std::string(variable("COLUMNS")).c_str());
+  const int columns = std::atoi(variable("COLUMNS").c_str());
   return columns > 0 ? columns : kPlainWidth;
 }
 

@@ -15,6 +15,7 @@
 #include "cli/exec_program/run_calibration.h"
 #include "cli/exec_program/run_op_rules.h"
 #include "cli/exec_program/run_training.h"
+#include "cli/session/code_runner.h"
 #include "cli/session/executor_findings.h"
 #include "core/output_file.h"
 
@@ -68,6 +69,7 @@ ExitCode run(const std::vector<std::string>& command) {
   }
   const auto& line = std::get<foreshard::cli::CommandLine>(*parsed);
   const auto console = make_console(line.output);
+  foreshard::cli::run_code_of_models(console);
   return std::visit(Dispatch{console, command}, line.verb);
 }
 

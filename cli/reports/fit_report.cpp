@@ -75,7 +75,7 @@ class FitText {
     line(fmt::format("  {}. {} tokens/s ({} to {}), {} a step of {} x {} tokens, {} reserved", index + 1,
                      rate_text(p.tokens_per_s.value), rate_text(p.tokens_per_s.low), rate_text(p.tokens_per_s.high),
                      duration_text(p.step_time_ns.value), choice.job.model.batch * choice.job.train.micro_batches,
-                     choice.job.model.seq, bytes_text(p.memory.reserved)));
+                     choice.sequence, bytes_text(p.memory.reserved)));
     line(fmt::format("     {}; {}", choice.layout, choice.recomputation));
     line("     " + sets(choice.set));
     if (index == 0) {

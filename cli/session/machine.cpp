@@ -11,6 +11,7 @@
 #include <sstream>
 
 #include "cli/console/amount_text.h"
+#include "cli/console/environment.h"
 #include "cli/session/sibling_program.h"
 #include "sim/machine/host_processor.h"
 #include "sim/machine/profile.h"
@@ -23,11 +24,6 @@ namespace fs = std::filesystem;
 bool is_there(const fs::path& path) {
   std::error_code code;
   return fs::exists(path, code);
-}
-
-std::string variable(const char* name) {
-  const char* value = std::getenv(name);
-  return value != nullptr ? value : "";
 }
 
 // The first `limit` bytes: some of these files are large, some are endless.
@@ -57,19 +53,8 @@ std::string value_of(const std::string& text, std::string_view key, std::string_
 }
 
 std::vector<fs::path> split(const std::string& text) {
-  std::vector<fs::path> parts;
-  std::stringstream stream(text);
-  for (std::string part; std::getline(stream, part, ':');) {
-    if (!part.empty()) parts.emplace_back(part);
-  }
-  return parts;
-}
-
-fs::path find_program(const std::string& name) {
-  for (const fs::path& folder : split(variable("PATH"))) {
-    if (access((folder / name).c_str(), X_OK) == 0) return folder / name;
-  }
-  return {};
+  const std::vector<std::string> folders = folders_of(text);
+  return {folders.begin(), folders.end()};
 }
 
 fs::path find_in(std::vector<fs::path> folders, const std::string& name) {

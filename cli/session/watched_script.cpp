@@ -16,6 +16,7 @@
 #include <string_view>
 #include <thread>
 
+#include "cli/session/python_package.h"
 #include "cli/session/sibling_program.h"
 #include "core/output_file.h"
 #include "sim/network/collectives.h"
@@ -24,26 +25,6 @@ namespace foreshard::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string first_that_is(const std::vector<fs::path>& places) {
-  std::error_code code;
-  for (const fs::path& place : places) {
-    if (fs::exists(place, code)) return fs::weakly_canonical(place, code).string();
-  }
-  return {};
-}
-
-Error missing_part(const std::string& what, const std::vector<fs::path>& places) {
-  Error error;
-  error.code = ErrorCode::NotFound;
-  error.message = "a part of shadow is not installed";
-  error.place = what;
-  error.got = "nothing there";
-  for (const fs::path& place : places)
-    error.expected += (error.expected.empty() ? "" : " or ") + place.lexically_normal().string();
-  error.hint = "build the targets fakegpu and fakenvrtc (they need CUDA 13's headers), or pip install foreshard";
-  return error;
-}
 
 std::int64_t number_of(const char* variable, std::int64_t otherwise) {
   const char* text = std::getenv(variable);
@@ -131,23 +112,17 @@ std::vector<std::string> with_own(std::vector<std::string> given) {
 }  // namespace
 
 Result<ShadowParts> find_shadow_parts() {
-  const fs::path own = fs::path(sibling_path("foreshard")).parent_path();
-  const auto library = [&](const char* name) {
-    return std::vector<fs::path>{own / "../lib" / name, own / "../lib/foreshard" / name};
+  const auto library = [](const char* name) {
+    return std::vector<std::string>{sibling_path(std::string("../lib/") + name),
+                                    sibling_path(std::string("../lib/foreshard/") + name)};
   };
-  // Beside a wheel's program, where it is installed, in a checkout.
-  std::vector<fs::path> packages = {own / "../shadow/inject", own / "../lib/foreshard/python/foreshard/shadow/inject"};
-  fs::path folder = own;
-  for (int up = 0; up < 5; ++up, folder = folder.parent_path())
-    packages.push_back(folder / "python/foreshard/shadow/inject");
-  ShadowParts parts;
-  parts.device = first_that_is(library("libfakegpu.so"));
-  if (parts.device.empty()) return fail(missing_part("the virtual device", library("libfakegpu.so")));
-  parts.compiler = first_that_is(library("libfakenvrtc.so"));
-  if (parts.compiler.empty()) return fail(missing_part("the virtual device's compiler", library("libfakenvrtc.so")));
-  parts.inject = first_that_is(packages);
-  if (parts.inject.empty()) return fail(missing_part("the Python package foreshard.shadow", packages));
-  return parts;
+  auto device = first_that_is("the virtual device", library("libfakegpu.so"));
+  if (!device) return fail(device.error());
+  auto compiler = first_that_is("the virtual device's compiler", library("libfakenvrtc.so"));
+  if (!compiler) return fail(compiler.error());
+  auto package = find_python_package();
+  if (!package) return fail(package.error());
+  return ShadowParts{*device, *compiler, *package + "/shadow/inject"};
 }
 
 Result<ScriptWorld> script_world(int world, int rank) {

@@ -28,52 +28,25 @@ BATCH = 1
 SEQ = 0
 OUTPUT = "model.pt2"
 
+from foreshard.named_models import named_model  # the script that is printed has that file's functions here
 
-def with_loss(model, loss):
+
+def ending_in_loss(named):
     """The model itself, its forward ending in the loss: names of modules and parameters stay what they are."""
-    run = model.forward
+    run, names, loss = named.module.forward, list(named.inputs), named.loss or (lambda out: out)
+    count = len(named.args)
 
     def forward(*inputs):
-        return loss(run, *inputs)
+        return loss(run(*inputs[:count], **dict(zip(names, inputs[count:])), **named.fixed))
 
-    model.forward = forward
-    return model
-
-
-def empty_ids(batch, seq):
-    return torch.empty(batch, seq, dtype=torch.int64, device="meta")
+    named.module.forward = forward
+    return named.module, (*named.args, *named.inputs.values())
 
 
-def transformers_config(name):
-    import transformers
-
-    path = pathlib.Path(name)
-    if path.suffix == ".json":
-        keys = json.loads(path.read_text())
-        return transformers.AutoConfig.for_model(keys.pop("model_type"), **keys)
-    return transformers.AutoConfig.from_pretrained(name)
-
-
-def transformers_model(name, batch, seq, dtype):
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    config = transformers_config(name)
-    if (config.architectures or [None])[0]:
-        kind = getattr(transformers, config.architectures[0])
-    else:
-        kind = transformers.AutoModelForCausalLM
-    build = kind._from_config if hasattr(kind, "_from_config") else kind.from_config
-    with torch.device("meta"):
-        try:
-            model = build(config, dtype=dtype, attn_implementation="sdpa")
-        except TypeError:  # before `dtype` had its name
-            model = build(config, torch_dtype=dtype, attn_implementation="sdpa")
-        except ValueError:  # no sdpa form (soft capping, ...)
-            model = build(config, dtype=dtype, attn_implementation="eager")
+def without_packed_rows():
+    """The library asks the data whether rows are packed, and builds a mask where it may not ask or is exported. In training the answer is no,
+    and attention runs on its causal flag: so it is exported."""
     with contextlib.suppress(ImportError):
-        # The library asks the data whether rows are packed, and builds a mask where it may not ask or is exported. In
-        # training the answer is no, and attention runs on its causal flag: so it is exported.
         from transformers import masking_utils
 
         if hasattr(masking_utils, "find_packed_sequence_indices"):
@@ -81,77 +54,6 @@ def transformers_model(name, batch, seq, dtype):
         for question in ("is_torchdynamo_exporting", "is_tracing"):
             if hasattr(masking_utils, question):
                 setattr(masking_utils, question, lambda *tensors: False)
-    names, tensors, fixed = transformers_inputs(model, config, batch, seq, dtype)
-
-    def loss(run, *inputs):
-        out = run(**dict(zip(names, inputs)), **fixed)
-        return out.loss if getattr(out, "loss", None) is not None else out[0].sum()
-    return with_loss(model, loss), tensors
-
-
-def transformers_inputs(model, config, batch, seq, dtype):
-    """Names and meta tensors of one training step's inputs, and arguments that are no tensors.
-
-    Labels are given where the model takes them and can use them without looking at data; else the loss is the sum of the first output.
-    """
-    kind, takes = type(model).__name__, inspect.signature(type(model).forward).parameters
-    text = getattr(config, "text_config", None) or config
-    vision = getattr(config, "vision_config", None) or config
-    longest = next((size for key in ("max_target_positions", "max_position_embeddings", "n_positions")
-                    if (size := getattr(text, key, None))), 2048)
-    seq = min(seq or 2048, longest) if longest > 0 else seq or 2048
-    main = getattr(model, "main_input_name", "input_ids")
-    inputs, fixed = {}, {}
-    if main == "pixel_values" or "pixel_values" in takes and "input_ids" in takes:
-        size = getattr(vision, "image_size", 224)
-        height, width = (size, size) if isinstance(size, int) else size
-        inputs["pixel_values"] = torch.empty(batch, getattr(vision, "num_channels", 3), height, width, dtype=dtype, device="meta")
-    if main == "input_features":
-        frames = 2 * getattr(config, "max_source_positions", 1500)
-        inputs[main] = torch.empty(batch, getattr(config, "num_mel_bins", 80), frames, dtype=dtype, device="meta")
-    if main == "input_values":  # sound: `seq` thousands of samples
-        inputs[main] = torch.empty(batch, 1000 * min(seq, 16), dtype=dtype, device="meta")
-    if "input_ids" in takes:
-        inputs["input_ids"] = empty_ids(batch, seq)
-    if config.is_encoder_decoder and "decoder_input_ids" in takes:
-        inputs["decoder_input_ids"] = empty_ids(batch, seq)
-    per_example = ("ForSequenceClassification", "ForImageClassification", "ForAudioClassification", "ForNextSentencePrediction")
-    if "return_loss" in takes:
-        fixed["return_loss"] = True
-    elif kind.endswith(per_example) and "labels" in takes:
-        config.problem_type = config.problem_type or ("regression" if config.num_labels == 1 else "single_label_classification")
-        inputs["labels"] = torch.empty(batch, dtype=dtype if config.num_labels == 1 else torch.int64, device="meta")
-    elif "start_positions" in takes:
-        inputs |= {key: torch.empty(batch, dtype=torch.int64, device="meta") for key in ("start_positions", "end_positions")}
-    elif "labels" in takes and ("input_ids" in takes or "decoder_input_ids" in takes):
-        inputs["labels"] = empty_ids(batch, seq)
-    if "use_cache" in takes:
-        fixed["use_cache"] = False
-    if hasattr(model.config, "apply_spec_augment"):
-        model.config.apply_spec_augment = False  # masks that the host draws while it runs
-    return list(inputs), tuple(inputs.values()), fixed
-
-
-def timm_model(name, batch, dtype):
-    import timm
-
-    with torch.device("meta"):
-        model = timm.create_model(name).to(dtype)
-    channels, height, width = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
-    images = torch.empty(batch, channels, height, width, dtype=dtype, device="meta")
-    labels = torch.empty(batch, dtype=torch.int64, device="meta")
-    return with_loss(model, lambda m, x, y: F.cross_entropy(m(x), y)), (images, labels)
-
-
-def own_model(spec):
-    path, _, function = spec.rpartition(":")
-    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
-    module_spec = importlib.util.spec_from_file_location("model_to_export", path)
-    module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
-    with torch.device("meta"):
-        built = getattr(module, function)()
-    return built if isinstance(built, tuple) else (built, ())
 
 
 def save(program, path):
@@ -177,18 +79,11 @@ def main():
                         help="dtype in which parameters are created (%(default)s)")
     parser.add_argument("-o", "--output", default=OUTPUT, help="the archive (%(default)s)")
     args = parser.parse_args()
-    dtype = getattr(torch, args.dtype)
-    kwargs = {}
-    if args.model.startswith("timm:"):
-        model, inputs = timm_model(args.model[5:], args.batch, dtype)
-    elif ".py:" in args.model:
-        model, inputs, *rest = own_model(args.model)
-        kwargs = rest[0] if rest else {}
-    else:
-        model, inputs = transformers_model(args.model, args.batch, args.seq, dtype)
+    without_packed_rows()
+    model, inputs = ending_in_loss(named_model(args.model, args.batch, args.seq, getattr(torch, args.dtype)))
     model.train()
     export = getattr(torch.export, "export_for_training", None) if torch.__version__ < "2.7" else None
-    program = (export or torch.export.export)(model, inputs, kwargs, strict=False)
+    program = (export or torch.export.export)(model, inputs, strict=False)
     save(program, args.output)
     size = pathlib.Path(args.output).stat().st_size
     operators = sum(node.op == "call_function" for node in program.graph.nodes)

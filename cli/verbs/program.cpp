@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "cli/console/arguments.h"
+#include "cli/session/code_runner.h"
 #include "cli/verbs/verbs.h"
 
 namespace foreshard::cli {
@@ -28,6 +29,7 @@ ExitCode run_program(const std::vector<std::string>& arguments, Heard* heard) {
     return console_of({}).result(help->text) ? ExitCode::Ok : ExitCode::RunFailed;
   const auto& line = std::get<CommandLine>(*parsed);
   const Console console = console_of(line.output);
+  run_code_of_models(console);
   return std::visit([&](const auto& flags) { return run_verb(flags, console); }, line.verb);
 }
 

@@ -13,6 +13,7 @@
 #include "core/job/located_error.h"
 #include "core/model/json_input.h"
 #include "core/output_file.h"
+#include "core/text/digest.h"
 #include "sim/search/prepare_job.h"
 
 namespace foreshard::cli {
@@ -42,12 +43,6 @@ Result<Bytes> parse_budget(const std::string& text) {
   const auto bytes = parse_size(text);
   if (!bytes || *bytes <= 0) return fail(sweep_usage("--budget", "a budget is a size", "80GiB", text));
   return *bytes;
-}
-
-std::string digest(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  return fmt::format("{:016x}", hash);
 }
 
 Result<void> write_file(const std::string& path, const std::string& text) {
@@ -117,7 +112,7 @@ Result<SweepDocument> swept(const SweepFlags& flags, const Console& console) {
   SweepDocument document;
   document.model = model->name;
   document.profile = profile->id;
-  document.job = digest(job_to_toml(job));
+  document.job = digest_of(job_to_toml(job));
   document.budget = *budget > 0 ? *budget : job.cluster.memory > 0 ? job.cluster.memory : profile->memory_bytes;
   document.axes = grid->axes();
   document.points_in_all = grid->size();

@@ -8,6 +8,7 @@
 #include <iterator>
 #include <map>
 
+#include "core/code_name.h"
 #include "core/input_file.h"
 #include "core/job/job_keys.h"
 #include "core/job/model_defaults.h"
@@ -298,7 +299,7 @@ class Loader {
         path = (folder / path).lexically_normal().string();
       }
     };
-    if (key == "model.source") join(job.model.source);
+    if (key == "model.source" && !job.model.source.starts_with("timm:")) join(job.model.source);
     if (key == "model.weights") join(job.model.weights);
     if (key == "train.data.file") join(job.train.data.file);
     if (key == "train.data.tokenizer") join(job.train.data.tokenizer);
@@ -384,7 +385,7 @@ Error not_found(const std::string& path, const std::string& why) {
           .message = why,
           .file = path,
           .place = {},
-          .expected = "a job file (TOML), a model file, or a directory holding config.json",
+          .expected = "a job file (TOML), a model file, a directory holding config.json, or FILE.py:FUNCTION",
           .got = "nothing to read",
           .hint = "check the path"};
 }
@@ -542,8 +543,10 @@ Result<LoadedJob> load_job(const std::string& path, const JobOverrides& override
 Result<LoadedJob> load_job(const std::string& path, const JobOverrides& overrides, const ModelDefaults& of_model) {
   std::error_code ec;
   const fs::file_status status = fs::status(path, ec);
-  if (path.empty() || (path != "-" && !fs::exists(status))) return fail(not_found(path, "there is no such file"));
-  bool model = fs::is_directory(status);
+  const bool code = is_code_name(path);
+  if (!code && (path.empty() || (path != "-" && !fs::exists(status))))
+    return fail(not_found(path, "there is no such file"));
+  bool model = code || fs::is_directory(status);
   std::string text;
   if (!model) {
     text = beginning_of_file(path, kMaxJobFileBytes + 1);
@@ -565,36 +568,6 @@ Result<LoadedJob> load_job(const std::string& path, const JobOverrides& override
 
 Result<LoadedJob> load_job(const std::string& path, const std::vector<std::string>& sets) {
   return load_job(path, JobOverrides{sets, {}});
-}
-
-std::string job_to_toml(const Job& job) {
-  std::string out, section, group;
-  std::vector<std::string> inline_parts;
-  const auto close_group = [&] {
-    if (!group.empty()) out += fmt::format("{} = {{{}}}\n", group, fmt::join(inline_parts, ", "));
-    group.clear();
-    inline_parts.clear();
-  };
-  // Sections may not be reopened, so tables inside a section follow its own keys: the order of job_keys() sees to it.
-  for (std::size_t i = 0; i < job_keys().size(); ++i) {
-    const auto [key_section, rest] = split_job_key(i);
-    const std::size_t dot = rest.find('.');
-    if (key_section != section || dot == std::string::npos || rest.substr(0, dot) != group) close_group();
-    if (key_section != section) {
-      out += fmt::format("{}[{}]\n", out.empty() ? "" : "\n", key_section);
-      section = key_section;
-    }
-    // Whether seq was asked for is part of the value: models with a shorter maximum clamp the default only.
-    if (job_keys()[i].name == "model.seq" && !job.model.seq_given && job.model.seq == ModelOptions{}.seq) continue;
-    if (dot == std::string::npos) {
-      out += fmt::format("{} = {}\n", rest, write_job_key(i, job));
-    } else {
-      group = rest.substr(0, dot);
-      inline_parts.push_back(fmt::format("{} = {}", rest.substr(dot + 1), write_job_key(i, job)));
-    }
-  }
-  close_group();
-  return out;
 }
 
 }  // namespace foreshard

@@ -138,7 +138,8 @@ class TableMaker {
 
 void add_model(TableMaker& t) {
   t.text("model.source", FORESHARD_FIELD(model.source),
-         "config.json, a directory holding one (+ safetensors), archive.pt2 or model.json; the only required key");
+         "config.json, a directory holding one (+ safetensors), archive.pt2, model.json, FILE.py:FUNCTION or "
+         "timm:NAME; the only required key");
   t.integer("model.batch", 1, 1'000'000, FORESHARD_FIELD(model.batch),
             "sequences (images, ...) per rank and micro-batch");
   t.special(

@@ -6,20 +6,18 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <numbers>
 #include <optional>
 #include <utility>
 
-#include "core/model/json_input.h"
+#include "core/model/sources/load_model.h"
 #include "core/model/starting_values.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
 /// A number of a document that the family's reader has checked already.
@@ -209,13 +207,9 @@ Result<Sources> open_sources(const Model& model, const std::string& model_source
     if (auto archive = open_weights(model_source, program)) sources.archive = std::move(*archive);
     return sources;
   }
-  if (model.architecture.empty()) return sources;
-  std::error_code code;
-  const bool folder = fs::is_directory(model_source, code);
-  const std::string file = folder ? (fs::path(model_source) / "config.json").string() : model_source;
-  auto config = read_json_file(file);
+  auto config = config_of_model(model, model_source);
   if (!config) return fail(std::move(config.error()));
-  if (config->is_object() && config->contains("model_type")) sources.config = std::move(*config);
+  sources.config = std::move(*config);
   return sources;
 }
 

@@ -8,20 +8,16 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
 
-#include "core/model/json_input.h"
+#include "core/model/sources/load_model.h"
 #include "exec/operators/random_numbers.h"
 #include "exec/torch/torch_types.h"
 
 namespace foreshard::exec {
 namespace {
-
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
 
 /// The STD of "normal:STD".
 std::optional<double> spread_of(const std::string& init) {
@@ -49,15 +45,9 @@ Result<ParamInitializer> ParamInitializer::create(const Model& model, const std:
     return fail(std::move(error));
   }
   ParamInitializer initializer(model, seed);
-  Json config;
-  if (!model.architecture.empty()) {
-    std::error_code code;
-    const bool folder = fs::is_directory(model_source, code);
-    auto document = read_json_file(folder ? (fs::path(model_source) / "config.json").string() : model_source);
-    if (!document) return fail(std::move(document.error()));
-    if (document->is_object() && document->contains("model_type")) config = std::move(*document);
-  }
-  initializer.starts_ = param_starts(model, config);
+  const auto config = config_of_model(model, model_source);
+  if (!config) return fail(config.error());
+  initializer.starts_ = param_starts(model, *config);
   for (std::size_t p = 0; p < model.params.size(); ++p) {
     ParamStart& start = initializer.starts_[p];
     if (init == "zeros") start = {ParamStart::Kind::Constant, 0.0, start.zero_row};

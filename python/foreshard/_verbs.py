@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import tempfile
 from typing import Sequence
 
@@ -12,6 +13,7 @@ from .errors import Error
 _HERE = os.path.dirname(os.path.abspath(__file__))
 if os.path.isdir(os.path.join(_HERE, "share", "foreshard", "profiles")):
     os.environ.setdefault("FORESHARD_PROFILES", os.path.join(_HERE, "share", "foreshard", "profiles"))
+os.environ.setdefault("FORESHARD_PYTHON", sys.executable)  # which runs models' own code
 
 
 def run(arguments: Sequence[str]) -> tuple[int, str, str]:

@@ -64,7 +64,8 @@ def _written(model: Any) -> str:
 
 def _source(model: Model) -> str:
     if isinstance(model, (str, os.PathLike)):
-        return os.path.abspath(os.fspath(model))
+        path = os.fspath(model)
+        return path if path.startswith("timm:") else os.path.abspath(path)
     if hasattr(model, "to_json"):
         return _written(model)
     raise Error({

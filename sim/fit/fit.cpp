@@ -183,6 +183,9 @@ class Search {
     }
   }
 
+  /// A program that was captured or exported at one size.
+  static bool has_one_length(const Error& error) { return error.place == "model.seq"; }
+
   /// The layout and recomputation that need least memory, among those that can be said.
   Result<void> find_context() {
     for (const FitLine& line : said(fit_lines(base_, request_))) {
@@ -190,6 +193,10 @@ class Search {
       if (out_.longest && !is_cut(line.job.mesh)) continue;  // the first without a mesh needs least of those
       auto found = longest_context(line.job, bench_);
       if (!found) {
+        if (has_one_length(found.error()) && !request_.context_first) {
+          out_.not_tried.push_back("other lengths: " + found.error().message);
+          return {};
+        }
         if (!out_.longest && !is_cut(line.job.mesh)) return fail(found.error());
         continue;
       }
@@ -233,6 +240,9 @@ class Search {
       auto prediction = bench_.predict(*job);
       if (!prediction) return fail(prediction.error());
       ++out_.simulated;
+      const auto parts = bench_.prepare(*job);
+      const std::int64_t tokens = parts ? parts->model->tokens_per_batch : 0;
+      choice.sequence = tokens > 0 ? tokens / job->model.batch : job->model.seq;
       choice.job = std::move(*job);
       choice.layout = line->layout;
       choice.recomputation = line->recomputation;

@@ -37,6 +37,7 @@ struct FitChoice {
   std::vector<std::string> set;  // on the request's job
   std::string layout, recomputation;
   Prediction prediction;
+  std::int64_t sequence = 0;  // tokens; a program that was captured has its own, whatever the job's default is
   std::vector<std::string> why;
 };
 

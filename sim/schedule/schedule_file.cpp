@@ -10,6 +10,7 @@
 #include "core/job/job_file.h"
 #include "core/model/json_input.h"
 #include "core/plan/units/units.h"
+#include "core/text/digest.h"
 
 namespace foreshard {
 namespace {
@@ -18,11 +19,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kSchema = "foreshard.schedule/1";
 
-std::string seal_of(const Json& value) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const char c : value.dump()) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  return fmt::format("{:016x}", hash);
-}
+std::string seal_of(const Json& value) { return digest_of(value.dump()); }
 
 Json text_or_null(const std::optional<std::string>& text) { return text ? Json(*text) : Json(); }
 

@@ -12,6 +12,8 @@ if(Python3_FOUND)
   add_test(NAME cli.export_script
            COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/export_script_test.py $<TARGET_FILE:foreshard> ${export_python})
   set_tests_properties(cli.export_script PROPERTIES SKIP_RETURN_CODE 77 LABELS "slow" TIMEOUT 1500)
+  add_test(NAME cli.own_code COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/own_code_test.py $<TARGET_FILE:foreshard> ${export_python})
+  set_tests_properties(cli.own_code PROPERTIES SKIP_RETURN_CODE 77 LABELS "slow" TIMEOUT 900 ENVIRONMENT "FORESHARD_PROFILES=${PROJECT_SOURCE_DIR}/profiles")
   add_test(NAME cli.export_files
            COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/export_files_test.py $<TARGET_FILE:foreshard>
                    ${PROJECT_SOURCE_DIR}/examples/llama-3-8b)

@@ -7,6 +7,8 @@
 #include <fstream>
 
 #include "core/job/job_file.h"
+#include "core/model/model_json.h"
+#include "core/model/sources/load_model.h"
 #include "sim/fit/every_job.h"
 #include "sim/fit/gpus.h"
 #include "tests/support/temporary_path.h"
@@ -195,6 +197,23 @@ TEST_F(FitTest, ErrorsNameThePlace) {
   const auto unknown = fit(request);
   ASSERT_FALSE(unknown);
   EXPECT_EQ(unknown.error().place, "--method");
+}
+
+TEST_F(FitTest, AProgramOfOneSizeIsFittedAtThatSize) {
+  request.job.model.batch = 2;
+  auto model = load_model(request.job.model, program_options(request.job));
+  ASSERT_TRUE(model) << to_text(model.error());
+  const std::string path = testing::temporary_path("fit_model.json");
+  std::ofstream(path) << write_model_json(*model);
+  request.job.model = {};
+  request.job.model.source = path;
+  const FitMethod found = run();
+  std::remove(path.c_str());
+  ASSERT_FALSE(found.choices.empty());
+  EXPECT_EQ(found.choices[0].sequence, 2048) << "two rows of 1,024, of which the job knows nothing";
+  for (const FitChoice& choice : found.choices) EXPECT_EQ(choice.job.model.batch, 1);
+  EXPECT_FALSE(found.longest);
+  EXPECT_THAT(found.not_tried, Contains(HasSubstr("other lengths")));
 }
 
 TEST(Gpus, AreReadAsPeopleWriteThem) {

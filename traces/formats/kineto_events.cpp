@@ -2,6 +2,8 @@
 
 #include <charconv>
 
+#include "core/text/digest.h"
+
 namespace foreshard {
 namespace {
 
@@ -84,9 +86,7 @@ std::string_view text_token(std::string_view token) { return unquoted(trimmed(to
 
 std::int64_t identity_token(std::string_view token) {
   if (const auto number = integer_token(token)) return *number;
-  std::uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : text_token(token)) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  return -static_cast<std::int64_t>(hash >> 2U) - 1;
+  return -static_cast<std::int64_t>(fnv1a(text_token(token)) >> 2U) - 1;
 }
 
 }  // namespace foreshard

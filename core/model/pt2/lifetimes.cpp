@@ -5,6 +5,8 @@
 #include <map>
 #include <utility>
 
+#include "core/text/digest.h"
+
 namespace foreshard {
 namespace {
 
@@ -22,11 +24,7 @@ void mix(std::uint64_t& hash, std::uint64_t value) {
   hash = (hash ^ value) * 0xff51afd7ed558ccdULL;
   hash ^= hash >> 32;
 }
-void mix(std::uint64_t& hash, std::string_view text) {
-  std::uint64_t value = 0xcbf29ce484222325ULL;
-  for (const char c : text) value = (value ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  mix(hash, value);
-}
+void mix(std::uint64_t& hash, std::string_view text) { mix(hash, fnv1a(text)); }
 
 /// One running function and the names it has given.
 struct Activation {

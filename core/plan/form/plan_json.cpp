@@ -8,6 +8,7 @@
 
 #include "core/plan/form/plan_reader.h"
 #include "core/plan/form/plan_writer.h"
+#include "core/text/digest.h"
 #include "core/text/format_append.h"
 
 namespace foreshard {
@@ -251,10 +252,7 @@ std::string plan_to_json(const Plan& plan, const PlanJsonOptions& options) {
 }
 
 std::string plan_digest(const Plan& plan) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const char c : plan_to_json(plan, {.unit_members = {}, .warnings = false}))
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
-  return fmt::format("{:016x}", hash);
+  return digest_of(plan_to_json(plan, {.unit_members = {}, .warnings = false}));
 }
 
 Result<Plan> plan_from_json(std::string_view text, const std::string& file) {

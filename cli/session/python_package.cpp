@@ -1,0 +1,41 @@
+#include "cli/session/python_package.h"
+
+#include <filesystem>
+
+#include "cli/session/sibling_program.h"
+
+namespace foreshard::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+}  // namespace
+
+Result<std::string> first_that_is(const std::string& what, const std::vector<std::string>& places) {
+  std::error_code code;
+  for (const std::string& place : places) {
+    if (fs::exists(place, code)) return fs::weakly_canonical(place, code).string();
+  }
+  Error error;
+  error.code = ErrorCode::NotFound;
+  error.message = "a part of foreshard is not installed";
+  error.place = what;
+  error.got = "nothing there";
+  for (const std::string& place : places)
+    error.expected += (error.expected.empty() ? "" : " or ") + fs::path(place).lexically_normal().string();
+  error.hint = "build the targets fakegpu and fakenvrtc (they need CUDA 13's headers), or pip install foreshard";
+  return fail(error);
+}
+
+Result<std::string> find_python_package() {
+  std::vector<std::string> places{sibling_path(".."), sibling_path("../lib/foreshard/python/foreshard")};
+  fs::path folder = fs::path(sibling_path("foreshard")).parent_path();
+  for (int up = 0; up < 5; ++up, folder = folder.parent_path())
+    places.push_back((folder / "python/foreshard").string());
+  for (std::string& place : places) place += "/from_code.py";
+  auto file = first_that_is("the Python package foreshard", places);
+  if (!file) return file;
+  return fs::path(*file).parent_path().string();
+}
+
+}  // namespace foreshard::cli
