@@ -124,6 +124,16 @@ Ref safe_softmax(Emitter& e, const Ref& scores, const Dims& rows) {
   return p;
 }
 
+/// From the logarithms of its sums.
+Ref softmax_again(Emitter& e, const Ref& scores, const Ref& natural, const Ref& empty) {
+  const Layout whole = e.layout(scores);
+  Ref moved = made(e, "aten.sub.Tensor", whole.sizes, whole.dtype, {&scores, &natural});
+  const Ref raised = e.elementwise("aten.exp.default", {&moved});
+  moved = Ref();
+  const Ref zero = point(e, whole.dtype);
+  return made(e, "aten.where.ScalarSelf", whole.sizes, whole.dtype, {&empty, &raised});
+}
+
 /// An empty tensor, copied into one that lies as `layout`.
 Ref laid_as(Emitter& e, const Layout& layout) {
   const Ref empty = e.tape().make(contiguous_layout(layout.sizes, layout.dtype), SlotCategory::Temporary);
@@ -271,14 +281,7 @@ std::vector<Ref> flex_attention_backward(Emitter& e, BackwardInput& in, const Re
   const Scores scores = scores_of(e, q, k);
   const Dims whole = e.layout(scores.scaled).sizes;
   const Ref empty = e.elementwise("aten.eq.Scalar", {&natural}, DType::Bool);
-  Ref p;
-  {
-    Ref moved = made(e, "aten.sub.Tensor", whole, wide, {&scores.masked, &natural});
-    const Ref raised = e.elementwise("aten.exp.default", {&moved});
-    moved = Ref();
-    const Ref zero = point(e, wide);
-    p = made(e, "aten.where.ScalarSelf", whole, wide, {&empty, &raised});
-  }
+  const Ref p = softmax_again(e, scores.masked, natural, empty);
   Ref of_v;
   {
     const Ref narrow = e.cast(p, of_q.dtype);
