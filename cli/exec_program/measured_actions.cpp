@@ -13,6 +13,7 @@
 #include "cli/console/amount_text.h"
 #include "cli/console/json_text.h"
 #include "cli/reports/action_report.h"
+#include "core/plan_warnings.h"
 
 namespace foreshard::cli {
 namespace {
@@ -212,7 +213,8 @@ std::string actions_text(const MeasuredActions& m) {
     text += fmt::format("  {}\n", totals_text(tensors, m.ranks.size()));
     text += tensors_table(tensors);
   }
-  for (const std::string& warning : m.plan.warnings) text += fmt::format("PyTorch warns: {}\n", warning);
+  for (const std::string& warning : m.plan.warnings)
+    text += fmt::format("{}: {}\n", said(warning).by, said(warning).text);
   return text;
 }
 

@@ -8,6 +8,7 @@
 #include "core/plan/actions/build_actions.h"
 #include "core/plan/form/plan_text.h"
 #include "core/plan/units/units.h"
+#include "core/plan_warnings.h"
 
 namespace foreshard::cli {
 
@@ -42,7 +43,8 @@ std::string action_report(const Plan& plan) {
                           bytes_text(memory.host_end));
     }
   }
-  for (const std::string& warning : plan.warnings) text += fmt::format("# PyTorch warns: {}\n", warning);
+  for (const std::string& warning : plan.warnings)
+    text += fmt::format("# {}: {}\n", said(warning).by, said(warning).text);
   return text + "\n" + plan_to_text(plan);
 }
 
@@ -98,7 +100,8 @@ std::string action_prediction_report(const Plan& plan, const Prediction& predict
   for (const CategoryBytes& category : prediction.memory.categories) {
     text += fmt::format("  {:<16} {}\n", category.category, bytes_text(category.bytes));
   }
-  for (const std::string& warning : plan.warnings) text += fmt::format("PyTorch warns: {}\n", warning);
+  for (const std::string& warning : plan.warnings)
+    text += fmt::format("{}: {}\n", said(warning).by, said(warning).text);
   return text;
 }
 

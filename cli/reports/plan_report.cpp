@@ -7,6 +7,7 @@
 
 #include "cli/console/amount_text.h"
 #include "core/plan/form/plan_text.h"
+#include "core/plan_warnings.h"
 #include "core/text/format_append.h"
 
 namespace foreshard::cli {
@@ -122,7 +123,7 @@ class Summary {
       line("  {}", trap.text);
       if (!trap.remedy.empty()) line("  instead: {}", trap.remedy);
     }
-    for (const std::string& warning : plan_.warnings) line("PyTorch warns: {}", warning);
+    for (const std::string& warning : plan_.warnings) line("{}: {}", said(warning).by, said(warning).text);
     if (plan_.failure)
       line("PyTorch raises {} at {} of iteration {}: {}", plan_.failure->error_class, plan_.failure->action,
            plan_.failure->iteration, plan_.failure->text);

@@ -11,6 +11,7 @@
 #include "cli/reports/stream_windows.h"
 #include "core/mesh/rank_model.h"
 #include "core/model/facts.h"
+#include "core/plan_warnings.h"
 #include "sim/play/memory_interval.h"
 #include "traces/formats/timeline_text.h"
 
@@ -374,7 +375,7 @@ void PredictionText::warnings() {
         fmt::format("{} ({}): {}{}", trap.name, trap.rules, trap.text,
                     trap.remedy.empty() ? "" : fmt::format(" {} {}", style_.unicode ? "→" : "->", trap.remedy)));
   }
-  for (const std::string& text : s_.plan.warnings) all.emplace_back("PyTorch warns", text);
+  for (const std::string& warning : s_.plan.warnings) all.emplace_back(said(warning).by, said(warning).text);
   const std::optional<DType>& param = s_.job.fsdp.mixed_precision.param;
   if (!s_.model.ops.empty() && param && *param != s_.model.compute_dtype) {
     all.emplace_back(

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "core/job/key_meaning.h"
 #include "core/job/model_defaults.h"
 #include "core/model/json_input.h"
 #include "core/model/sources/job_defaults.h"
@@ -30,10 +31,6 @@ Result<void> apply_schedule(const std::string& file, LoadedJob& loaded) {
   return {};
 }
 
-bool means_with_planned(const std::string& warning) {
-  return warning.find("has a meaning with planned only") != std::string::npos;
-}
-
 JobOverrides overrides_of(const std::vector<std::string>& settings) {
   JobOverrides overrides;
   overrides.sets = settings;
@@ -47,7 +44,7 @@ Result<LoadedJob> load_job(const JobFlags& flags, const Console& console) {
   auto loaded = foreshard::load_job(flags.file, overrides_of(flags.set), job_defaults);
   if (loaded && !flags.schedule.empty()) {
     if (auto applied = apply_schedule(flags.schedule, *loaded); !applied) return fail(applied.error());
-    std::erase_if(loaded->warnings, means_with_planned);  // the file has made it that
+    loaded->warnings = job_warnings(*loaded);  // the file has made the runtime another
   }
   if (loaded) {
     for (const std::string& warning : loaded->warnings) console.note("note: " + warning);

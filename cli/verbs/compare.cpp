@@ -147,8 +147,8 @@ ExitCode run_verb(const CompareFlags& flags, const Console& console) {
     limit = *share;
   }
   const auto [a, b] = load_sides(flags, console);
-  if (!a) return console.error(a.error());
-  if (!b) return console.error(b.error());
+  if (!a) return tell_refusal(a.error(), console);
+  if (!b) return tell_refusal(b.error(), console);
   CompareOptions options;
   if (flags.iteration >= 0) options.iteration = flags.iteration;
   if (flags.rank >= 0) options.rank = flags.rank;

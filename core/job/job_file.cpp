@@ -11,6 +11,7 @@
 #include "core/code_name.h"
 #include "core/input_file.h"
 #include "core/job/job_keys.h"
+#include "core/job/key_meaning.h"
 #include "core/job/model_defaults.h"
 #include "core/job/not_built.h"
 #include "core/runtime_layouts.h"
@@ -220,7 +221,7 @@ class Loader {
     }
     if (loaded.job.model.source.empty()) return fail(missing_source());
     if (Result<void> valid = validate_job(loaded.job); !valid) return fail(with_origin(valid.error()));
-    add_warnings(loaded);
+    loaded.warnings = job_warnings(loaded);
     for (std::size_t i = 0; i < loaded.values.size(); ++i) loaded.values[i].value = write_job_key(i, loaded.job);
     return loaded;
   }
@@ -279,7 +280,6 @@ class Loader {
     if (std::optional<Error> error = read(index, given, loaded.job)) return error;
     if (given.origin.empty()) resolve_path(key.name, folder, loaded.job);
     loaded.values[index].origin = given.origin.empty() ? fmt::format("{}:{}", file_, given.value.line) : given.origin;
-    warn_if_without_meaning(key, loaded);
     return {};
   }
 
@@ -309,35 +309,6 @@ class Loader {
     std::string& profile = job.cluster.profile;
     if (key == "cluster.profile" && (profile.find('/') != std::string::npos || profile.ends_with(".toml")))
       join(profile);
-  }
-
-  static void warn_if_without_meaning(const JobKey& key, LoadedJob& loaded) {
-    const Runtime runtime = loaded.job.fsdp.runtime;
-    if (!key.means_in(runtime))
-      loaded.warnings.push_back(fmt::format("{} has a meaning with {} only; the runtime is {}", key.name,
-                                            runtime_name(*key.only), runtime_name(loaded.job.fsdp.runtime)));
-    if (key.name.starts_with("adapters.") && key.name != "adapters.kind" && loaded.job.adapters.kind == "none")
-      loaded.warnings.push_back(fmt::format("{} has a meaning with adapters.kind = \"lora\" only", key.name));
-    const MeshOptions& mesh = loaded.job.mesh;
-    const auto beside = [&](const char* degree, bool is) {
-      if (!is) loaded.warnings.push_back(fmt::format("{} has a meaning with {} above 1 only", key.name, degree));
-    };
-    if (key.name.starts_with("mesh.expert_")) return beside("mesh.expert", mesh.expert > 1);
-    if (key.name.starts_with("mesh.context_")) return beside("mesh.context", mesh.context > 1);
-    const bool degree = key.name == "mesh.context" || key.name == "mesh.expert" || key.name == "mesh.tensor";
-    if (!key.name.starts_with("mesh.") || degree) return;
-    beside("mesh.tensor", mesh.tensor > 1 || (key.name == "mesh.plan" && mesh.expert > 1));
-  }
-
-  void add_warnings(LoadedJob& loaded) const {
-    const bool hybrid =
-        loaded.job.fsdp.strategy == Strategy::HybridShard || loaded.job.fsdp.strategy == Strategy::HybridShardZero2 ||
-        std::any_of(loaded.job.fsdp.overrides.begin(), loaded.job.fsdp.overrides.end(), [](const UnitOverride& o) {
-          return o.strategy == Strategy::HybridShard || o.strategy == Strategy::HybridShardZero2;
-        });
-    if (loaded.job.cluster.shard_group != 0 && !hybrid) {
-      loaded.warnings.push_back("cluster.shard_group has a meaning with hybrid strategies only");
-    }
   }
 
   Error missing_source() const {

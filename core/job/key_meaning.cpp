@@ -1,10 +1,13 @@
 #include "core/job/key_meaning.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <string_view>
 
+#include "core/job/job_file.h"
 #include "core/job/job_keys.h"
 #include "core/runtime_layouts.h"
 
@@ -95,7 +98,35 @@ constexpr auto kConditions = std::to_array<Condition>({
     {"fsdp.float8_all_gather", [](const Job& job) { return job.model.float8 == "tensorwise"; }},
 });
 
+/// Of a key that was given.
+void warn_if_without_meaning(const JobKey& key, const Job& job, std::vector<std::string>& warnings) {
+  if (!key.means_in(job.fsdp.runtime))
+    warnings.push_back(fmt::format("{} has a meaning with {} only; the runtime is {}", key.name,
+                                   runtime_name(*key.only), runtime_name(job.fsdp.runtime)));
+  if (key.name.starts_with("adapters.") && key.name != "adapters.kind" && job.adapters.kind == "none")
+    warnings.push_back(fmt::format("{} has a meaning with adapters.kind = \"lora\" only", key.name));
+  const MeshOptions& mesh = job.mesh;
+  const auto beside = [&](const char* degree, bool is) {
+    if (!is) warnings.push_back(fmt::format("{} has a meaning with {} above 1 only", key.name, degree));
+  };
+  if (key.name.starts_with("mesh.expert_")) return beside("mesh.expert", mesh.expert > 1);
+  if (key.name.starts_with("mesh.context_")) return beside("mesh.context", mesh.context > 1);
+  const bool degree = key.name == "mesh.context" || key.name == "mesh.expert" || key.name == "mesh.tensor";
+  if (!key.name.starts_with("mesh.") || degree) return;
+  beside("mesh.tensor", mesh.tensor > 1 || (key.name == "mesh.plan" && mesh.expert > 1));
+}
+
 }  // namespace
+
+std::vector<std::string> job_warnings(const LoadedJob& loaded) {
+  const Job& job = loaded.job;
+  std::vector<std::string> warnings;
+  for (std::size_t i = 0; i < loaded.values.size(); ++i)
+    if (loaded.values[i].origin != "default") warn_if_without_meaning(job_keys()[i], job, warnings);
+  if (job.cluster.shard_group != 0 && !shards_in_groups(job))
+    warnings.emplace_back("cluster.shard_group has a meaning with hybrid strategies only");
+  return warnings;
+}
 
 bool has_meaning(const std::string& key, const Job& job) {
   const auto index = find_job_key(key);

@@ -3,12 +3,19 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/job.h"
 
 namespace foreshard {
 
+struct LoadedJob;
+
 /// False for keys that mean nothing in this job.
 bool has_meaning(const std::string& key, const Job& job);
+
+/// Keys that were given and mean nothing in the job as it is now: what load_job notes, and what whoever changes the job
+/// afterwards asks again.
+std::vector<std::string> job_warnings(const LoadedJob& loaded);
 
 }  // namespace foreshard

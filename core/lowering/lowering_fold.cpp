@@ -255,6 +255,8 @@ Needs needs_of(OpFormula formula) {
     case OpFormula::FusedLoss: return {3, 3, 1};
     case OpFormula::EuclideanDist: return {2, 1, 2};
     case OpFormula::AffineGrid: return {1, 1, 3};
+    case OpFormula::FlexAttention: return {3, 3, 4};
+    case OpFormula::FlexBlockMask: return {0, 8, 0};
     case OpFormula::None: return {0, 0, 0};
     default: return {1, 1, 0};
   }

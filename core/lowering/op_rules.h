@@ -126,6 +126,8 @@ enum class OpFormula : std::uint8_t {
   Float8Linear,
   EuclideanDist,
   AffineGrid,
+  FlexAttention,
+  FlexBlockMask,
   BlockDiag,
   OwnKernel,  // one kernel named after the operator: batch norms, pools
   Repeat,

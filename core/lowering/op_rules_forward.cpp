@@ -501,6 +501,8 @@ std::vector<Ref> forward_op(Emitter& emit, const OpRule& rule, const Op& op, con
   if (rule.formula == OpFormula::FusedLoss) return fused_loss(emit, args, results);
   if (rule.formula == OpFormula::EuclideanDist) return euclidean_distances(emit, args);
   if (rule.formula == OpFormula::AffineGrid) return affine_grid(emit, args, results[0]);
+  if (rule.formula == OpFormula::FlexAttention) return flex_attention(emit, args, results);
+  if (rule.formula == OpFormula::FlexBlockMask) return flex_block_mask(emit, op, results);
   if (rule.kind == KernelClass::Attention && args.size() > 5 && rule.name.find("_backward.") != std::string_view::npos)
     return attention_backward_in_forward(emit, op, args);
   if (rule.formula == OpFormula::ConvolutionBackward && args.size() == 3)

@@ -40,10 +40,9 @@ bool is_split(const Op& op) {
 
 }  // namespace
 
-const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value) {
-  constexpr std::size_t kLatest = 32;
-  for (std::size_t k = 0; k < std::min(kLatest, ops.size()); ++k) {
-    const Op& op = ops[ops.size() - 1 - k];
+const Op* maker_of(const std::vector<Op>& ops, std::int32_t value) {
+  for (std::size_t k = ops.size(); k-- > 0;) {
+    const Op& op = ops[k];
     const auto* into = op.args.empty() ? nullptr : std::get_if<ValueRef>(&op.args.front().value);
     if (into != nullptr && into->id.value == value) continue;
     for (const ValueId id : op.out)
@@ -58,7 +57,7 @@ namespace {
 Layout layout_here(const Model& model, const std::vector<Op>& ops, std::int32_t value, bool turned = false) {
   const ValueInfo& info = model.values[static_cast<std::size_t>(value)];
   Layout layout = contiguous_layout(dims_of(info.shape), info.dtype);
-  const Op* op = latest_maker(ops, value);
+  const Op* op = maker_of(ops, value);
   const auto* from = op == nullptr || op->args.empty() ? nullptr : std::get_if<ValueRef>(&op->args.front().value);
   if (from == nullptr) return layout;
   const Layout base = layout_here(model, ops, from->id.value, turned);
@@ -92,7 +91,7 @@ bool is_view_here(const Model& model, const std::vector<Op>& ops, const Op& op) 
 bool copies_repeated(const Model& model, const std::vector<Op>& ops, const Op& op) {
   if (op.name != "aten.view.default" && op.name != "aten._unsafe_view.default") return false;
   const auto* from = std::get_if<ValueRef>(&op.args.front().value);
-  const Op* maker = from == nullptr ? nullptr : latest_maker(ops, from->id.value);
+  const Op* maker = from == nullptr ? nullptr : maker_of(ops, from->id.value);
   if (maker == nullptr || (maker->name != "aten.expand.default" && maker->name != "aten.transpose.int")) return false;
   const Layout base = layout_here(model, ops, from->id.value, true);
   bool repeats = false;

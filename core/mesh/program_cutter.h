@@ -41,9 +41,9 @@ void each_arg(Op& op, const Visit& visit) {
   }
 }
 
-/// The operator of a new program, among the latest, that made a value; nullptr: an older one, or none. What writes into
-/// a value that is there has not made it.
-const Op* latest_maker(const std::vector<Op>& ops, std::int32_t value);
+/// The operator of a new program that made a value; nullptr: none, as of inputs. What writes into a value that is there
+/// has not made it.
+const Op* maker_of(const std::vector<Op>& ops, std::int32_t value);
 
 /// The name of an operator's module, for errors.
 const std::string& place_of(const Model& model, const Op& op);

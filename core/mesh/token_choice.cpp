@@ -32,7 +32,7 @@ std::int32_t typed(Model& model, std::int32_t value, DType dtype) {
 /// What the ranks' routers chose, by `ends` of [experts] where each expert's rows end here: the ends of this rank's
 /// experts' rows, and how many rows the host sends to and expects from each rank.
 ProgramCutter::Loads ProgramCutter::exchanged_loads(std::int32_t ends, std::int64_t experts, const Caller& caller) {
-  const Op* made = latest_maker(ops_, ends);
+  const Op* made = maker_of(ops_, ends);
   const bool sums = made != nullptr && made->name == "aten.cumsum.default" && value_of(made->args.front()) >= 0;
   const std::int32_t chosen =
       sums ? value_of(made->args.front()) : shaped("mesh.loads_of", ends, {experts}, {}, caller);

@@ -82,7 +82,7 @@ void ProgramCutter::part_whole_operands(Op& op) {
     const std::int32_t dim = cut.dim + static_cast<std::int32_t>(shape.size()) - rank;
     if (dim < 0 || shape[static_cast<std::size_t>(dim)] != cut.before * cut.whole * cut.after) return;
     const bool known = cut_of(value->id.value).spread;  // a DTensor
-    const std::int32_t base = expanded(latest_maker(ops_, value->id.value), dim, whole_);
+    const std::int32_t base = expanded(maker_of(ops_, value->id.value), dim, whole_);
     if (shape[static_cast<std::size_t>(dim)] == 1 || (base < 0 && !known && !attends)) return;
     cut.dim = dim;
     for (const ParamId param : attends && !known ? layer_behind(ops_, value->id) : std::vector<ParamId>())

@@ -17,6 +17,7 @@
 #include "core/plan/training_traps.h"
 #include "core/plan/units/differentiated.h"
 #include "core/plan/units/name_patterns.h"
+#include "core/plan_warnings.h"
 #include "core/runtime_layouts.h"
 #include "core/traps.h"
 
@@ -221,23 +222,24 @@ void note_whole(const Model& model, Plan& plan) {
   }
   if (first.empty()) return;
   plan.warnings.push_back(
-      "mesh.expert: layers beside the experts stay whole on every tensor rank (" + first +
-      ", ...: " + std::to_string(bytes) +
-      " bytes before FSDP shards them); torchtitan cuts shared experts over the tensor ranks and needs "
-      "less memory for them");
+      own_note("mesh.expert: layers beside the experts stay whole on every tensor rank (" + first +
+               ", ...: " + std::to_string(bytes) +
+               " bytes before FSDP shards them); torchtitan cuts shared experts over the tensor ranks and needs "
+               "less memory for them"));
 }
 
 /// Where parameters are before they are cut, of a job that cuts none; and gradients that nobody sums.
 void note_settings(const Job& job, Plan& plan) {
   if (leaves_gradients_unsummed(job))
-    plan.warnings.emplace_back(
+    plan.warnings.push_back(own_note(
         "fsdp.wrap.root = false: nobody sums the gradients of the ranks that share a sequence, each has those of its "
-        "own part; a script that does so itself needs no more memory");
+        "own part; a script that does so itself needs no more memory"));
   const std::string& init = job.cluster.init;
   if ((init != "parts" && init != "device_blocks_first") || job.mesh.tensor > 1 || job.mesh.expert > 1) return;
-  plan.warnings.push_back("cluster.init = \"" + init +
-                          "\" is \"device\" here: nothing is cut over ranks before it is sharded (mesh.tensor and "
-                          "mesh.expert are 1)");
+  plan.warnings.push_back(
+      own_note("cluster.init = \"" + init +
+               "\" is \"device\" here: nothing is cut over ranks before it is sharded (mesh.tensor and "
+               "mesh.expert are 1)"));
 }
 
 void note_rest(const PlanRequest& request, Plan& plan) {
@@ -245,8 +247,8 @@ void note_rest(const PlanRequest& request, Plan& plan) {
     return std::ranges::any_of(actions, [](const Action& action) { return action.rest; });
   });
   if (!asked || first_step(request.graph, request.job.fsdp, true) > 0) return;
-  plan.warnings.emplace_back(
-      "train.script: fwd_rest is a whole fwd here, nothing stands before the first call with gradients");
+  plan.warnings.push_back(
+      own_note("train.script: fwd_rest is a whole fwd here, nothing stands before the first call with gradients"));
 }
 
 /// What a plan over tensor ranks does to parameters without an error.
@@ -319,11 +321,11 @@ void note_mesh(const Model& model, const Job& job, Plan& plan) {
       bytes += numel_of(value.shape) * itemsize(value.dtype);
       ++count;
     }
-    plan.warnings.push_back("mesh." + dimension.name + ": its " + std::to_string(dimension.ranks.size()) +
-                            " ranks lie on several nodes: " + std::to_string(count) + " collectives with results of " +
-                            std::to_string(bytes) +
-                            " bytes in every forward cross the network while nothing else runs, and those of backward; "
-                            "keep the degree at or below cluster.ranks_per_node");
+    plan.warnings.push_back(own_note(
+        "mesh." + dimension.name + ": its " + std::to_string(dimension.ranks.size()) + " ranks lie on several nodes: " +
+        std::to_string(count) + " collectives with results of " + std::to_string(bytes) +
+        " bytes in every forward cross the network while nothing else runs, and those of backward; "
+        "keep the degree at or below cluster.ranks_per_node"));
   }
 }
 

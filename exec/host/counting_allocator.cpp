@@ -26,9 +26,18 @@ static_assert(sizeof(Counted) == 64, "memory behind it keeps the allocator's ali
 
 Counted* header_of(void* data) { return static_cast<Counted*>(data) - 1; }
 
-/// LibTorch's own, and what is kept of it; set before the counting one is, never destroyed.
-c10::Allocator* g_inner = nullptr;
-KeptMemory* g_kept = nullptr;
+/// LibTorch's own, and what is kept of it.
+struct Inner {
+  c10::Allocator* allocator = c10::GetCPUAllocator();
+  KeptMemory kept{*allocator};
+};
+
+/// Made before the counting one is set, never destroyed. LibTorch hands the counting one to threads that run already
+/// without a lock: what they find behind it is ordered by this static's own.
+Inner& inner() {
+  static auto* made = new Inner;
+  return *made;
+}
 
 }  // namespace
 
@@ -118,7 +127,7 @@ void release(void* data) {
   if (counted->counter) end_count(*counted);
   const auto bytes = static_cast<std::size_t>(counted->bytes);
   counted->~Counted();
-  g_kept->give_back(counted, bytes + sizeof(Counted));
+  inner().kept.give_back(counted, bytes + sizeof(Counted));
 }
 
 class CountingAllocator final : public c10::Allocator {
@@ -126,7 +135,7 @@ class CountingAllocator final : public c10::Allocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     const c10::Device cpu(c10::kCPU);
     if (bytes == 0) return {nullptr, nullptr, &release, cpu};
-    auto* counted = new (g_kept->take(bytes + sizeof(Counted))) Counted;
+    auto* counted = new (inner().kept.take(bytes + sizeof(Counted))) Counted;
     counted->bytes = static_cast<Bytes>(bytes);
     if (const std::shared_ptr<MemoryScope::Ledger>& ledger = t_ledger; ledger && !ledger->counter->of_device()) {
       begin_count(*counted, ledger);
@@ -136,7 +145,9 @@ class CountingAllocator final : public c10::Allocator {
   }
 
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
-  void copy_data(void* to, const void* from, std::size_t bytes) const override { g_inner->copy_data(to, from, bytes); }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    inner().allocator->copy_data(to, from, bytes);
+  }
 };
 
 }  // namespace
@@ -145,8 +156,7 @@ void install_counting_allocator() {
   static std::once_flag once;
   std::call_once(once, [] {
     static CountingAllocator allocator;
-    g_inner = c10::GetCPUAllocator();
-    g_kept = new KeptMemory(*g_inner);
+    inner();
     c10::SetCPUAllocator(&allocator, /*priority=*/100);
   });
 }

@@ -19,15 +19,6 @@ constexpr double kAlignmentFill = 42;  // H3
 
 Shape shape_of(const Model& model, ParamId param) { return model.params[param.index()].shape; }
 
-bool moves_to_host(const Plan& plan) {
-  for (const PlanIteration& iteration : plan.iterations) {
-    for (const Instruction& instruction : iteration.instructions) {
-      if (instruction.kind == Kind::H2d) return true;
-    }
-  }
-  return false;
-}
-
 /// Inside work: autograd hands a gradient over to the stream of the views (R26), and its memory stays for that long.
 void used_here(const at::Tensor& gradient) {
   if (!gradient.is_cuda()) return;
@@ -43,7 +34,7 @@ FlatUnit::FlatUnit(const IssueContext& context, const Model& model, const Plan& 
       unit_(plan.units[id.index()]),
       hook_(hook),
       sharded_(unit_.strategy != Strategy::NoShard),
-      offload_(moves_to_host(plan)),
+      offload_(context.has_host_stream()),
       shard_numel_(sharded_ ? unit_.shard_numel : unit_.flat_numel),
       trainable_(trainable),
       in_slot_(static_cast<std::size_t>(BufferWhat::ViewedCopy) + 1),

@@ -73,6 +73,8 @@ class KernelCost {
     return copy(moved, dtype);
   }
   virtual SimDuration fill(Bytes written, const Asked<double>& /*threads*/) const { return fill(written); }
+  /// cudaMemset, which is no kernel.
+  virtual SimDuration clear(Bytes bytes) const { return fill(bytes); }
   /// One call over a list of tensors (torch._foreach_*), in so many launches.
   virtual SimDuration list(Bytes moved, std::int64_t launches) const;
   /// A tensor of so many bytes times one number that lies on the device.

@@ -8,6 +8,7 @@ namespace {
 
 // Elements that one thread handles in PyTorch's kernels.
 constexpr double kVectorised = 8, kUnrolled = 4;
+constexpr SimDuration kMemset = 2000;
 constexpr double kReduced = 32;       // of the input of a reduction over rows
 constexpr double kRowOfClasses = 64;  // one thread block for a row of a loss's classes
 
@@ -54,8 +55,7 @@ SimDuration LaunchCost::by_launch(const Kernel& kernel, const Place& place) cons
   const auto& [op, backward, heads, rows, head_size] = place;
   constexpr double kSoftmaxBlock = 1024, kSoftmaxBackwardBlock = 512, kLayerNormBlock = 128;
   constexpr double kCatThreads = 3 * 32 * 128;  // of three tensors, by multiprocessor
-  constexpr SimDuration kMemset = 2000;
-  constexpr int kSortLaunches = 22;  // of the indices of an embedding, beside those that read gradients
+  constexpr int kSortLaunches = 22;             // of the indices of an embedding, beside those that read gradients
   constexpr Bytes kLarge = 1 * kMiB, kGatherBytes = 16;
   constexpr Numel kWarp = 32;
   const bool narrow = itemsize(kernel.dtype) < 4;
@@ -64,7 +64,7 @@ SimDuration LaunchCost::by_launch(const Kernel& kernel, const Place& place) cons
   if (kernel.launches <= 0) return 0;
   if (kernel.kind == KernelClass::Attention) {  // flash attention as causal with heads of 128; others have few threads
     if (op.find("flash") == std::string_view::npos || head_size == 0) return min_kernel_ns() * kernel.launches;
-    return device(kernel) * 64 / head_size;
+    return device(kernel) * 64 / head_size + (kernel.launches - 1) * min_kernel_ns();
   }
   if (op == "aten._log_softmax.default") return threads(static_cast<double>(rows) * kSoftmaxBlock);
   if (op == "aten._log_softmax_backward_data.default")
@@ -99,6 +99,8 @@ SimDuration LaunchCost::copy(Bytes moved, DType dtype) const {
   const double elements = static_cast<double>(moved) / 2 / static_cast<double>(itemsize(dtype));
   return threads(elements / kVectorised);
 }
+
+SimDuration LaunchCost::clear(Bytes bytes) const { return kMemset + moving(bytes); }
 
 SimDuration LaunchCost::list(Bytes /*moved*/, std::int64_t launches) const {
   return copy(0, DType::Float32) * launches;

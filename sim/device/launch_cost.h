@@ -19,6 +19,7 @@ class LaunchCost final : public KernelCost {
     return threads(count());
   }
   SimDuration fill(Bytes /*written*/, const Asked<double>& count) const override { return threads(count()); }
+  SimDuration clear(Bytes bytes) const override;
   std::int64_t tiles(const Kernel& /*kernel*/) const override { return 0; }
   SimDuration list(Bytes moved, std::int64_t launches) const override;
   SimDuration scaled(Bytes bytes, DType dtype) const override;

@@ -16,6 +16,101 @@ bool means_split(Device& device, int pool, const LocalParam& param, bool by_row)
   return reduction_splits(device, pool, matrix, by_row ? 1 : 0).has_value();
 }
 
+/// The operators of Transformers' loop: each takes its result and is then launched, so that the allocator sees what
+/// other streams have done until then.
+class LoopedCalls {
+ public:
+  LoopedCalls(Device& device, Stream stream, const ActivitySpan& what)
+      : device_(device), stream_(stream), what_(what) {}
+
+  bool out_of_memory() const { return out_of_memory_; }
+  void free(BlockHandle block) {
+    if (block != kNoBlock) device_.book.free(block);
+  }
+  /// What the name meant before goes when it means something else.
+  void rebind(BlockHandle& name, BlockHandle block) { free(std::exchange(name, block)); }
+
+  /// An elementwise kernel that reads and writes so many tensors of `numel` float32 elements.
+  SimDuration pass(Numel numel, int tensors = 2) const {
+    constexpr double kElementsOfThread = 8;
+    return device_.cost.copy(tensors * bytes_of(numel), DType::Float32,
+                             [&] { return static_cast<double>(numel) / kElementsOfThread; });
+  }
+  /// A reduction: its blocks are as many as run at once.
+  SimDuration reduced(Numel numel) const {
+    return device_.cost.copy(bytes_of(numel), DType::Float32, [] { return 0.0; });
+  }
+  void run(SimDuration time) { device_.launch(stream_, device_.cost.op_ns() + device_.cost.launch_ns(), time, what_); }
+  /// A new tensor of `numel` float32 elements, written by one kernel.
+  BlockHandle made(Numel numel, MemoryCategory category = MemoryCategory::Temporaries) {
+    const BlockHandle block = take(numel, category);
+    run(pass(numel));
+    return block;
+  }
+
+  /// norm(2) / sqrt(numel)
+  BlockHandle root_mean_square(Numel numel, MemoryCategory category) {
+    const NormBlock norm = norm_of(device_, index_of(stream_), numel, DType::Float32);
+    out_of_memory_ |= norm.block == kNoBlock;
+    if (norm.split) run(device_.cost.clear(bytes_of(1)));  // what counts the blocks that are done
+    run(reduced(numel));
+    const BlockHandle mean = made(1, category);
+    free(norm.block);
+    return mean;
+  }
+  /// The moment moves towards the squares; its root is a copy, times the gradient.
+  BlockHandle whole_update(Numel numel) {
+    run(pass(numel));
+    run(pass(numel, 3));
+    const BlockHandle update = made(numel);
+    run(pass(numel, 3));
+    return update;
+  }
+  BlockHandle factored_update(const LocalParam& param) {
+    for (const bool by_row : {true, false}) {
+      const Numel count = by_row ? param.rows : param.columns;
+      run(pass(count));
+      const BlockHandle mean = take(count, MemoryCategory::Temporaries);
+      out_of_memory_ |= !means_split(device_, index_of(stream_), param, by_row);
+      run(reduced(param.numel));
+      run(pass(count, 3));
+      free(mean);
+    }
+    const BlockHandle mean = made(1);
+    const BlockHandle rows = made(param.rows);
+    free(mean);
+    run(pass(param.rows));  // its root
+    const BlockHandle columns = made(param.columns);
+    const BlockHandle update = made(param.numel);
+    free(rows);
+    free(columns);
+    run(pass(param.numel, 3));  // times the gradient
+    return update;
+  }
+  /// Divided by its root mean square over the threshold, where that is more than one.
+  void bound(Numel numel) {
+    const BlockHandle mean = root_mean_square(numel, MemoryCategory::Temporaries);
+    const BlockHandle ratio = made(1);
+    free(mean);
+    run(pass(1));
+    run(device_.cost.scaled(bytes_of(numel), DType::Float32));
+    free(ratio);
+  }
+
+ private:
+  static Bytes bytes_of(Numel numel) { return numel * itemsize(DType::Float32); }
+  BlockHandle take(Numel numel, MemoryCategory category) {
+    const BlockHandle block = device_.book.allocate(bytes_of(numel), index_of(stream_), category);
+    out_of_memory_ |= block == kNoBlock;
+    return block;
+  }
+
+  Device& device_;
+  Stream stream_;
+  const ActivitySpan& what_;
+  bool out_of_memory_ = false;
+};
+
 }  // namespace
 
 /// Transformers' (no relative steps, no scaling by parameters), or torch.optim's by a loop or over lists.
@@ -161,57 +256,39 @@ bool OptimizerState::single_adafactor(Device& device, const ActivitySpan& what) 
   return true;
 }
 
-/// RMS of a parameter: its norm, divided; the last step's goes.
-bool OptimizerState::keep_root_mean_square(Device& device, std::size_t k) {
-  const BlockHandle norm = norm_of(device, pool(), params_[k].numel, DType::Float32).block;
-  const BlockHandle mean = device.book.allocate(4, pool(), MemoryCategory::OptimizerState);
-  if (norm == kNoBlock || mean == kNoBlock) return false;
-  device.book.free(norm);
-  if (scales_.size() <= k) scales_.resize(k + 1, kNoBlock);
-  if (scales_[k] != kNoBlock) device.book.free(scales_[k]);
-  scales_[k] = mean;
-  return true;
-}
-
-/// A parameter's update is named until the next one's is there.
+/// Transformers' loop (optimization.py, Adafactor.step): what its names mean goes when they are bound anew.
 bool OptimizerState::looped_adafactor(Device& device, const ActivitySpan& what) {
-  BlockHandle update = kNoBlock;
-  const auto wide = [](const LocalParam& param) { return param.numel * itemsize(DType::Float32); };
-  const auto take = [&](Bytes bytes) { return device.book.allocate(bytes, pool(), MemoryCategory::Temporaries); };
+  LoopedCalls calls(device, stream_, what);
+  BlockHandle gradient = kNoBlock, parameter = kNoBlock, update = kNoBlock;
+  scales_.resize(params_.size(), kNoBlock);
   for (std::size_t k = 0; k < params_.size(); ++k) {
     LocalParam param = params_[k];
-    std::vector<BlockHandle> copies;  // what is narrower is worked on in float32: gradient, parameter
-    if (param.bytes < wide(param)) copies = {take(wide(param)), take(wide(param))};
-    param.bytes = wide(param);
+    const Bytes wide = param.numel * itemsize(DType::Float32);
+    const bool narrow = param.bytes < wide;  // is worked on in float32
+    calls.rebind(gradient, kNoBlock);
+    if (narrow) gradient = calls.made(param.numel);
+    param.bytes = wide;
+    param.dtype = DType::Float32;
     if (!has_state_ && !make_factors(device, param, what)) return false;
-    if (!keep_root_mean_square(device, k)) return false;
-    const BlockHandle square = take(param.bytes);
-    const BlockHandle sum = take(param.bytes);
-    if (square == kNoBlock || sum == kNoBlock) return false;
-    device.book.free(square);
-    for (const Numel means : {param.rows, param.columns}) {  // of the squares; then their roots
-      const BlockHandle block = means > 0 ? take(means * itemsize(DType::Float32)) : kNoBlock;
-      if (block != kNoBlock) device.book.free(block);
-    }
-    if (update != kNoBlock) device.book.free(update);
-    update = take(param.bytes);
-    if (update == kNoBlock) return false;
-    device.book.free(sum);
-    const BlockHandle norm = norm_of(device, pool(), param.numel, DType::Float32).block,
-                      mean = take(4);  // of the update: its root mean square, over the threshold
-    const BlockHandle ratio = take(4);
-    for (const BlockHandle scalar : {norm, mean, ratio}) device.book.free(scalar);
-    const BlockHandle negative = take(param.bytes);
-    if (negative == kNoBlock) return false;
-    for (const int passes : {1, 2, 2, 2, 3, 2, 3, 1, 2, 2, 2, 3}) {
-      device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
-                    device.cost.copy(param.bytes * passes, DType::Float32), what);
-    }
-    scalar_calls(device, what, 6);  // two of them clear what the norms count in
-    device.book.free(negative);
-    for (const BlockHandle copy : copies) device.book.free(copy);
+    calls.rebind(parameter, kNoBlock);
+    if (narrow) parameter = calls.made(param.numel);
+    const BlockHandle scale = calls.root_mean_square(param.numel, MemoryCategory::OptimizerState);
+    calls.rebind(scales_[k], scale);
+    const BlockHandle square = calls.made(param.numel);
+    const BlockHandle sum = calls.made(param.numel);
+    calls.free(square);
+    calls.rebind(update, sum);
+    calls.rebind(update, param.is_matrix() ? calls.factored_update(param) : calls.whole_update(param.numel));
+    calls.bound(param.numel);
+    calls.run(calls.pass(param.numel));  // times the learning rate
+    if (options_.weight_decay != 0) calls.run(calls.pass(param.numel));
+    const BlockHandle negative = calls.made(param.numel);
+    calls.run(calls.pass(param.numel, 3));
+    calls.free(negative);
+    if (narrow) calls.run(calls.pass(param.numel));  // back into the parameter
+    if (calls.out_of_memory()) return false;
   }
-  if (update != kNoBlock) device.book.free(update);
+  for (const BlockHandle block : {gradient, parameter, update}) calls.free(block);
   return true;
 }
 

@@ -67,7 +67,7 @@ bool OptimizerState::norms_one_by_one(Device& device, const ActivitySpan& what) 
     const NormBlock norm = norm_of(device, pool(), param.numel, param.dtype);
     if (norm.block == kNoBlock) return false;
     norms.push_back(norm.block);
-    if (norm.split) device.launch(stream_, device.cost.launch_ns(), device.cost.copy(0, DType::Float32), what);
+    if (norm.split) device.launch(stream_, device.cost.launch_ns(), device.cost.clear(4), what);
     device.launch(stream_, device.cost.op_ns() + device.cost.launch_ns(),
                   device.cost.copy(param.bytes / 8, param.dtype), what);
   }

@@ -105,7 +105,6 @@ class OptimizerState {
   bool single_adafactor(Device& device, const ActivitySpan& what);
   bool looped_adafactor(Device& device, const ActivitySpan& what);
   bool adafactor_by_params(Device& device, const ActivitySpan& what);
-  bool keep_root_mean_square(Device& device, std::size_t k);
   /// The same on a host whose work was measured: what the executor takes at once, one after the other.
   bool measured_step(Device& device, const ActivitySpan& what, bool on_host);
   /// clip_grad_norm_ over lists of tensors; DTensors complete their norms dimension by dimension.

@@ -20,7 +20,7 @@ from pathlib import Path
 # Per kind: the keys of a row that are facts, and patterns of places that are none: names of what was looked at, texts that are the library's own.
 PLACES = {
     "gpu-memory": (["result"], []),
-    "practice": (["result"], [r"/(launches|copies)(/|$)"]),
+    "practice": (["result"], [r"/(launches|copies)(/|$)", r"^/result/error$"]),
     # What is allocated, and the steps and phases in which it is; the rest is told only.
     "captured": (["result"], [r"/(virtual_ms|wall_s|api_calls|device_\w+)$", r"/(active|reserved|requested|inactive_split)_bytes",
                               r"/(segment|allocation|num)[._]", r"/allocated_bytes/1$", r"^/result$", r"/after_init$", r"/(steps|phases)/\d+$"]),

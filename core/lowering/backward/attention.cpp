@@ -99,7 +99,10 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
   name.insert(std::min(name.rfind('.'), name.size()), "_backward");
   const std::vector<Ref> turned = copies_by_tokens(e, name, g, result);
   Kernel kernel = e.start(name, KernelClass::Attention, ql.dtype);
-  kernel.launches = flash ? 3 : 1;
+  const std::int64_t threads = e.machine().options.cpu_threads;
+  // Beside the kernel itself: sums over its gradients, their conversion; grouped keys and values get theirs by sums.
+  const bool grouped = ql.sizes.n == 4 && kl.sizes.n == 4 && ql.sizes[1] != kl.sizes[1];
+  kernel.launches = !flash ? 1 : grouped && threads == 0 ? 5 : 3;
   describe_attention(kernel, *in.node.op, ql, kl, /*backward=*/true);
   // FlashAttention and cuDNN give gradients that lie in memory as what they are of; LibTorch's CPU kernel and efficient
   // attention lay them out [b, s, h, d].
@@ -122,7 +125,6 @@ std::vector<Ref> backward_of_attention(Emitter& e, BackwardInput& in, const Ref&
   Ref bias_gradient;  // efficient attention: as large as the bias that it was given, which may be a broadcast one
   if (!flash && in.wants(3))
     bias_gradient = tape.make(contiguous_layout(in.node.in[3].sizes, in.node.in[3].dtype), e.category());
-  const std::int64_t threads = e.machine().options.cpu_threads;
   const bool known = ql.sizes.n == 4 && kl.sizes.n == 4 && vl.sizes.n == 4;
   if (known) {
     const std::int64_t scores = ql.sizes[0] * ql.sizes[1] * ql.sizes[2] * kl.sizes[2];

@@ -437,6 +437,7 @@ std::vector<Ref> backward_of(Emitter& emit, BackwardInput& in) {
     case F::EuclideanDist: return euclidean_distances_backward(emit, in, g);
     case F::BlockDiag: return block_diag_backward(emit, in, g);
     case F::AffineGrid: return affine_grid_backward(emit, in, g);
+    case F::FlexAttention: return flex_attention_backward(emit, in, g);
     case F::Written: return backward_of_written(emit, in);
     case F::ConvolutionBackward: return convolution_double_backward(emit, in);
     case F::Unknown: return unknown(emit, in, g);

@@ -17,6 +17,12 @@ std::vector<Ref> euclidean_distances_backward(Emitter& emit, BackwardInput& in, 
 std::vector<Ref> affine_grid(Emitter& emit, const std::vector<Ref>& args, const Layout& result);
 std::vector<Ref> affine_grid_backward(Emitter& emit, BackwardInput& in, const Ref& g);
 
+/// flex_attention that nothing compiles: args and results of math_attention, whose mask is causal; and the eight
+/// tensors of its block mask (create_block_mask) for `size`: batch, queries, keys.
+std::vector<Ref> flex_attention(Emitter& emit, const std::vector<Ref>& args, const std::vector<Layout>& results);
+std::vector<Ref> flex_attention_backward(Emitter& emit, BackwardInput& in, const Ref& g);
+std::vector<Ref> flex_block_mask(Emitter& emit, const Op& op, const std::vector<Layout>& results);
+
 /// What topk takes where several blocks look through a slice of its input (mbtopk of TensorTopK.cu); empty: one block
 /// does.
 std::vector<Bytes> topk_workspace(const Op& op, const Layout& input, std::int64_t multiprocessors);

@@ -185,6 +185,9 @@ constexpr OpRule kFurtherRows[] = {
     row("aten.block_diag.default", F::Contiguous, B::BlockDiag, K::Copy),
     row("aten._euclidean_dist.default", F::Contiguous, B::EuclideanDist, K::Gemm, {in(0), in(1), out(0)}),
     row("aten.affine_grid_generator.default", F::Contiguous, B::AffineGrid, K::Gemm),
+    first_only(row("higher_order.flex_attention", F::Contiguous, B::FlexAttention, K::Gemm,
+                   {in(0), in(1), in(2), out(0), out(1), out(2)})),
+    row("higher_order.create_block_mask", F::Contiguous, B::FlexBlockMask, K::Elementwise),
     // --- losses ---
     written("aten.binary_cross_entropy_with_logits.default",
             "0: sigmoid x0; sub_.Tensor 0 x1; mul_.Tensor 1 g; x2?mul_.Tensor 2 x2; mean?div_.Scalar 3"

@@ -1,5 +1,6 @@
 // Attention of the model families: which kernel PyTorch chooses, and the operators around it; masks.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -155,6 +156,37 @@ Tensor write_eager(ProgramWriter& w, const AttentionShape& shape, const Tensor& 
   p = w.to(p, q.dtype);
   w.hold_until_here(scores);
   return w.matmul(w.dropout(p, shape.dropout), v);
+}
+
+/// flex_attention_forward of the library: the logarithms of the sums are its attention weights, which the block names.
+Tensor write_flex(ProgramWriter& w, const AttentionShape& shape, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const Dims rows{q.sizes[0], q.sizes[1], q.sizes[2]};
+  Dims sizes = q.sizes;
+  sizes[3] = v.sizes[3];
+  const Dims strides = sizes == q.sizes ? q.strides : ProgramWriter::contiguous_strides(sizes);
+  const Dims row_strides = ProgramWriter::contiguous_strides(rows);
+  const auto results =
+      w.emit("higher_order.flex_attention", {ProgramWriter::arg(q), ProgramWriter::arg(k), ProgramWriter::arg(v)},
+             {{"scale", Arg{shape.scale}}},
+             {{sizes, strides, q.dtype}, {rows, row_strides, DType::Float32}, {rows, row_strides, DType::Float32}});
+  const Tensor natural = w.with_scalar("aten.mul.Tensor", results[1], Arg{std::log(2.0)});
+  w.hold(w.to(natural, v.dtype));
+  return results[0];
+}
+
+/// create_block_mask of a causal mask, which every layer's backward keeps: to the end of the last, here to that of all.
+void write_block_mask(ProgramWriter& w, std::int64_t batch, std::int64_t seq) {
+  constexpr std::int64_t kBlock = 128;
+  const std::int64_t blocks = ceil_div(seq, kBlock);
+  const Dims counts{batch, 1, blocks}, indices{batch, 1, blocks, blocks};
+  std::vector<ProgramWriter::Described> results;
+  for (int k = 0; k < 4; ++k) {
+    results.push_back({counts, ProgramWriter::contiguous_strides(counts), DType::Int32});
+    results.push_back({indices, ProgramWriter::contiguous_strides(indices), DType::Int32});
+  }
+  for (const Tensor& each :
+       w.emit("higher_order.create_block_mask", {ProgramWriter::arg(Dims{batch, seq, seq})}, {}, results))
+    w.hold(each, Hold::Until::Step);
 }
 
 /// find_packed_sequence_indices: do the positions start anew inside a row? If they do, the sequence of each token
@@ -315,12 +347,20 @@ Result<AttentionKernel> choose_attention(const FamilyInput& input, const Attenti
     return fail(cannot_run(
         input, "memory-efficient attention takes as many key as query heads, an aligned head size, on a GPU"));
   }
+  if (asked == "flex_attention") {
+    const bool plain = !masked && shape.causal && shape.dropout == 0.0 && shape.score_cap == 0.0 && alike;
+    if (plain && !cpu) return AttentionKernel::Flex;
+    return fail(
+        cannot_run(input,
+                   "flex_attention is planned for a causal model on a GPU without padding, packed rows, windows, "
+                   "dropout (which it refuses) and caps on scores: each is a mask_mod or score_mod of its own"));
+  }
   if (asked != "sdpa") {
     return fail({ErrorCode::OutOfRange,
                  "model.attention names no kind of attention",
                  {},
                  "model.attention",
-                 "sdpa, sdpa_flash, sdpa_efficient, sdpa_math or eager",
+                 "sdpa, sdpa_flash, sdpa_efficient, sdpa_math, eager or flex_attention",
                  in_quotes(asked),
                  {}});
   }
@@ -341,6 +381,7 @@ Tensor write_attention_kernel(ProgramWriter& w, AttentionKernel kernel, const At
     case AttentionKernel::Flash: return write_flash(w, shape, q, k, v);
     case AttentionKernel::Efficient: return write_efficient(w, shape, q, k, v, given);
     case AttentionKernel::CpuFlash: return write_cpu_flash(w, shape, q, k, v, given);
+    case AttentionKernel::Flex: return write_flex(w, shape, q, k, v);
     default: return write_math(w, shape, q, k, v, given);
   }
 }
@@ -350,12 +391,17 @@ Tensor write_attention(ProgramWriter& w, AttentionKernel kernel, const Attention
   const std::int64_t batch = q.sizes[0], heads = q.sizes[1], seq = q.sizes[2], dim = v_in.sizes[3];
   const bool eager = kernel == AttentionKernel::Eager;
   Tensor k = k_in, v = v_in;
-  // The library asks PyTorch for grouped heads only where flash attention takes them, else it repeats them itself.
-  if ((mask != nullptr || eager || k.sizes[3] > kWidestGroupedHead) && k.sizes[1] != heads) {
+  // The library asks PyTorch for grouped heads only where flash attention takes them, else it repeats them itself; flex
+  // attention of heads that are no power of two gets them repeated.
+  const bool repeats = kernel == AttentionKernel::Flex && !std::has_single_bit(static_cast<std::uint64_t>(heads));
+  if ((repeats || mask != nullptr || eager || (kernel != AttentionKernel::Flex && k.sizes[3] > kWidestGroupedHead)) &&
+      k.sizes[1] != heads) {
     k = repeat_heads(w, k, heads / k.sizes[1], true);
     v = repeat_heads(w, v, heads / v.sizes[1], true);
   }
   if (eager) return w.contiguous(w.transpose(write_eager(w, shape, q, k, v, mask), 1, 2));
+  if (kernel == AttentionKernel::Flex)
+    return w.contiguous(w.transpose(write_attention_kernel(w, kernel, shape, q, k, v, mask), 1, 2));
   Tensor out = write_attention_kernel(w, kernel, shape, q, k, v, mask);
   // reshape(batch, -1, seq, dim): at::reshape hands the open size on only where the tensor is contiguous
   out = w.view(out, out.is_contiguous() ? Dims{batch, -1, seq, dim} : Dims{batch, heads, seq, dim});
@@ -384,6 +430,7 @@ std::optional<Tensor> write_mask(ProgramWriter& w, const FamilyInput& input, con
   } else {
     sequences = write_packed_question(w, input, positions, batch, seq);
   }
+  if (input.options.attention == "flex_attention") write_block_mask(w, batch, seq);
   if (!needs_mask(input, seq, window)) return std::nullopt;
   const Tensor seen = w.expand(write_seen(w, {kept, sequences, positions}, batch, seq, window), {batch, -1, seq, seq});
   if (input.options.attention != "eager") return seen;

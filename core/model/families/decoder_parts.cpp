@@ -75,7 +75,7 @@ Tensor write_rotary_angles(ProgramWriter& w, const RotaryModule& rotary, const T
   w.enter(rotary.module);
   write_rope_update(w, rotary, positions);
   const Tensor places = w.to(w.unsqueeze(positions, 2), DType::Float32);
-  const Tensor angles = w.mul(places, w.buffer(rotary.inverse_frequencies));
+  const Tensor angles = w.mul(places, w.to(w.buffer(rotary.inverse_frequencies), DType::Float32));
   w.hold(angles);
   return angles;
 }

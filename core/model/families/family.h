@@ -102,7 +102,7 @@ std::string_view activation_class(Activation activation);
 Activation read_activation(ConfigReader& config, std::string_view key, std::string_view otherwise);
 Tensor write_activation(ProgramWriter& writer, Activation activation, const Tensor& x);
 
-enum class AttentionKernel : std::uint8_t { Flash, Efficient, Math, CpuFlash, Eager };
+enum class AttentionKernel : std::uint8_t { Flash, Efficient, Math, CpuFlash, Eager, Flex };
 
 /// One attention of a model whose layers are all alike.
 struct AttentionShape {

@@ -195,6 +195,13 @@ Result<Model> build_gpt2(const FamilyInput& input) {
   const std::int64_t head_dim = c.hidden / c.heads;
   const double scale = c.scale_attention ? std::pow(static_cast<double>(head_dim), -0.5) : 1.0;
   const AttentionShape attention{c.heads, c.heads, head_dim, c.attention_dropout, scale};
+  if (input.options.attention == "flex_attention") {
+    return fail(
+        {ErrorCode::Inconsistent,
+         "ValueError: GPT2LMHeadModel does not support an attention implementation through torch's flex_attention",
+         input.config.file(), "model.attention", "an attention that the library has for GPT-2",
+         in_quotes(input.options.attention), "use \"sdpa\": PyTorch's own choice"});
+  }
   Result<AttentionKernel> kernel = choose_attention(input, attention, model.compute_dtype, needs_mask(input, seq, 0));
   if (!kernel) return fail(std::move(kernel.error()));
   const Gpt2Modules m = add_modules(model, c, created);

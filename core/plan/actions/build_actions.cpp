@@ -9,6 +9,7 @@
 #include "core/plan/actions/action_writer.h"
 #include "core/plan/actions/mesh_state.h"
 #include "core/plan/runtime/plan_frame.h"
+#include "core/plan_warnings.h"
 #include "core/runtime_layouts.h"
 
 namespace foreshard {
@@ -90,11 +91,12 @@ Result<void> check_mesh_state(const ActionRequest& request, const StateSource& s
                         "set fsdp.runtime = \"fsdp2\", or leave optimizer away"));
   }
   if (request.kind == StateKind::Full && request.action == PlanAction::Save) {
-    warnings.push_back(
+    warnings.push_back(own_note(
         "the full state dict of fsdp1 over tensor parallelism is not full: it holds DTensors of the tensor dimension, "
-        "this rank's part of each; rank 0's file lacks the others' (call full_tensor(), or save sharded)");
+        "this rank's part of each; rank 0's file lacks the others' (call full_tensor(), or save sharded)"));
     if (request.offload_to_cpu)
-      warnings.push_back("offload does not reach these DTensors: they stay on the device until the caller drops them");
+      warnings.push_back(
+          own_note("offload does not reach these DTensors: they stay on the device until the caller drops them"));
   }
   return {};
 }

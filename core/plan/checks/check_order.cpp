@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -166,6 +167,57 @@ OrderVerdicts check_order(const Plan& plan) {
   return {std::move(gathered).verdict(), std::move(reduced).verdict()};
 }
 
+namespace {
+
+struct RootCalls {
+  std::int64_t calls = 0;
+  std::array<std::int64_t, 2> waits{};
+};
+
+/// By unit, of those that wait as roots do.
+std::map<std::int32_t, RootCalls> root_calls(const Plan& plan, const PlanIteration& iteration,
+                                             const std::array<Stream, 2>& pair) {
+  std::map<std::int32_t, RootCalls> of;
+  for (const Instruction& i : iteration.instructions) {
+    for (std::size_t k = 0; k < pair.size(); ++k) of[i.unit.value].waits[k] += is_root_wait(i, pair[k]) ? 1 : 0;
+    if (i.kind != InstructionKind::Mark || i.phase != Phase::PreForward) continue;
+    const std::string_view name = plan.name_of(i.name);
+    of[i.unit.value].calls += name == "enter" || name == "begin pre_forward" ? 1 : 0;
+  }
+  std::erase_if(of, [](const auto& one) { return one.second.waits == std::array<std::int64_t, 2>{}; });
+  return of;
+}
+
+/// V6 of roots within a module that is no unit: each waits once for every call of it; where something runs again, a
+/// call for that may find its root at work.
+Verdict check_inner_root_waits(const IndexedPlan& indexed, const std::array<Stream, 2>& pair) {
+  const Plan& plan = indexed.plan;
+  Verdict verdict;
+  std::int64_t calls = 0, looked = 0;
+  for (const IndexedPlan::Iteration& one : indexed.iterations) {
+    const auto& all = one.of.instructions;
+    if (!is_plain_training(one.of) || plan.failure) continue;
+    ++looked;
+    const bool again =
+        std::any_of(all.begin(), all.end(), [](const Instruction& i) { return i.kind == InstructionKind::Recompute; });
+    for (const auto& [unit, root] : root_calls(plan, one.of, pair)) {
+      calls += root.calls;
+      const bool alike = root.waits[0] == root.waits[1];
+      if (alike && (root.waits[0] == root.calls || (again && root.waits[0] < root.calls))) continue;
+      verdict.finding.wrong(fmt::format("iteration {}: of {} {} waits {} and {} {} times for D in {} calls",
+                                        one.of.index, plan.units[static_cast<std::size_t>(unit)].name,
+                                        stream_name(pair[0]), root.waits[0], stream_name(pair[1]), root.waits[1],
+                                        root.calls));
+    }
+  }
+  verdict.note = fmt::format("{} and {} wait for D once in each of {} calls of roots", stream_name(pair[0]),
+                             stream_name(pair[1]), calls);
+  if (looked == 0) verdict.undecided = "no ordinary training iteration";
+  return verdict;
+}
+
+}  // namespace
+
 /// V6: U and Q (fsdp2: C and A, F2-6) wait for D exactly once per root forward, autograd's waits aside.
 Verdict check_root_waits(const IndexedPlan& indexed) {
   const Plan& plan = indexed.plan;
@@ -176,10 +228,7 @@ Verdict check_root_waits(const IndexedPlan& indexed) {
   }
   const std::array<Stream, 2> pair =
       plan.runtime == Runtime::Fsdp1 ? std::array{Stream::U, Stream::Q} : std::array{Stream::C, Stream::A};
-  if (has_roots_inside(plan)) {
-    verdict.undecided = "several roots: each waits as often as it is called";
-    return verdict;
-  }
+  if (has_roots_inside(plan)) return check_inner_root_waits(indexed, pair);
   std::int64_t forwards = 0, looked = 0;
   for (const IndexedPlan::Iteration& one : indexed.iterations) {
     const PlanIteration& iteration = one.of;

@@ -11,6 +11,7 @@
 #include "core/plan/units/auto_units.h"
 #include "core/plan/units/name_patterns.h"
 #include "core/plan/units/wrap_policy.h"
+#include "core/plan_warnings.h"
 #include "core/runtime_layouts.h"
 
 namespace foreshard {
@@ -65,8 +66,8 @@ UnitSelection to_selection(const Selector& s, WrapResult result, bool by_object)
     selection.units.push_back({{wrapped.module}, wrapped.full_precision && s.fsdp1()});
   }
   if (!skipped.empty()) {
-    selection.warnings.push_back(
-        fmt::format("not wrapped because fully_shard refuses bare containers (W5): {}", fmt::join(skipped, ", ")));
+    selection.warnings.push_back(own_note(
+        fmt::format("not wrapped because fully_shard refuses bare containers (W5): {}", fmt::join(skipped, ", "))));
   }
   return selection;
 }
@@ -268,7 +269,8 @@ Result<UnitSelection> by_auto(const Selector& s) {
   if (!block) {
     auto selection = run_policy(
         s, FunctionPolicy{SizePolicy{s.job.fsdp.wrap.min_num_params, SizePolicy{}.force_leaf, SizePolicy{}.exclude}});
-    if (selection) selection->warnings.push_back("wrap policy auto: no class repeats, the size policy was used");
+    if (selection)
+      selection->warnings.push_back(own_note("wrap policy auto: no class repeats, the size policy was used"));
     return selection;
   }
   auto selection = run_policy(s, ModuleWrapPolicy{{*block}});
@@ -287,7 +289,7 @@ Result<UnitSelection> by_auto(const Selector& s) {
     selection->units.insert(selection->units.end(), leaves.begin(), leaves.end());
     sort_post_order(s.tree, selection->units);
   }
-  selection->warnings.push_back(std::move(text));
+  selection->warnings.push_back(own_note(std::move(text)));
   return selection;
 }
 

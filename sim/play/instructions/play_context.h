@@ -34,6 +34,13 @@ struct LedgerSample {
   MemoryBook::Categories categories{};
 };
 
+/// When the last gradient of the backward that was played last is final, and up to which position of the iteration
+/// other streams wait for that instead of all that the backward did.
+struct GradientsReady {
+  EventStamp event;
+  std::int32_t until = -1;
+};
+
 struct PlayContext {
   const Plan& plan;
   const Model& model;
@@ -49,6 +56,7 @@ struct PlayContext {
   std::int32_t first_instruction = 0;        // the id of its first, over all iterations played
   LoopPhase phase = LoopPhase::None;
   PlayStop stop;
+  GradientsReady gradients_ready;
   std::vector<LedgerSample> samples;  // only when spans are kept
 
   std::int32_t instruction() const { return first_instruction + position; }

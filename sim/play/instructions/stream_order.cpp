@@ -12,6 +12,12 @@ std::size_t StreamOrder::place(EventId id) {
   return at;
 }
 
+/// The engine records an event where a gradient comes to a node of another stream (InputBuffer::add), which is within
+/// the backward that makes it.
+bool StreamOrder::awaits_gradients(const Instruction& i) const {
+  return context_.position <= context_.gradients_ready.until && i.origin == Origin::Autograd && i.other == Stream::D;
+}
+
 bool StreamOrder::play(const Instruction& i) {
   DeviceClock& clock = context_.device.clock;
   const SimDuration call = context_.device.cost.call_ns();
@@ -19,7 +25,8 @@ bool StreamOrder::play(const Instruction& i) {
   switch (i.kind) {
     case InstructionKind::WaitStream:  // R25: all work so far, recorded at the tail
       clock.host_cost(2 * call);
-      clock.stream_wait(index_of(i.stream), clock.record(index_of(i.other)));
+      clock.stream_wait(index_of(i.stream),
+                        awaits_gradients(i) ? context_.gradients_ready.event : clock.record(index_of(i.other)));
       return true;
     case InstructionKind::RecordEvent:
     case InstructionKind::LimiterPush: {  // R7: the event of a freeing reshard

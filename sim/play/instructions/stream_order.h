@@ -29,6 +29,7 @@ class StreamOrder {
 
  private:
   std::size_t place(EventId id);
+  bool awaits_gradients(const Instruction& i) const;
   bool deadlock(const Instruction& i);
 
   PlayContext& context_;

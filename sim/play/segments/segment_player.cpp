@@ -64,8 +64,38 @@ bool SegmentPlayer::play(const Instruction& i, Pass pass) {
     run.additions = additions_.find(segment, instance);
     run.due = run.place_of_next();
   }
-  if (follower_.follows() && follow(run)) return true;
-  return play_run(run);
+  if (pass == Pass::Backward) await_gradients(run);
+  const bool ok = (follower_.follows() && follow(run)) || play_run(run);
+  if (run.ready != Run::kNone) note_ready(run);
+  return ok;
+}
+
+/// Waits of other streams that follow are for the gradients of this backward, not for what it does after the last.
+void SegmentPlayer::await_gradients(Run& run) {
+  GradientsReady& ready = context_.gradients_ready;
+  ready = {};
+  if (run.instruction.stream != Stream::D || !run.additions.empty()) return;
+  const auto& all = context_.iteration->instructions;
+  auto at = static_cast<std::size_t>(context_.position) + 1;
+  while (at < all.size() && all[at].kind == InstructionKind::WaitStream && all[at].origin == Origin::Autograd) ++at;
+  if (at == static_cast<std::size_t>(context_.position) + 1) return;
+  std::int32_t kernels = 0;
+  for (const FinishedGradient& gradient : run.segment.gradients)
+    if (gradient.param >= 0) kernels = std::max(kernels, gradient.kernels);
+  if (kernels <= static_cast<std::int32_t>(run.first)) return;
+  run.ready = static_cast<std::size_t>(kernels);
+  ready.until = static_cast<std::int32_t>(at) - 1;
+}
+
+/// Of kernels that were launched together only the end is known: the others follow each other up to there. Where one
+/// waited for the host, this is too late, but never later than the host's next call.
+void SegmentPlayer::note_ready(const Run& run) {
+  EventStamp& event = context_.gradients_ready.event;
+  if (event.stream >= 0) return;
+  event = context_.device.clock.record(kCompute);
+  SimDuration behind = 0;
+  for (std::size_t k = run.ready; k < run.times.size(); ++k) behind += run.times[k].launches ? run.times[k].device : 0;
+  event.time -= behind;
 }
 
 bool SegmentPlayer::follow(const Run& run) {
@@ -138,8 +168,10 @@ bool SegmentPlayer::play_run(Run& run) {
 }
 
 bool SegmentPlayer::play_kernels(Run& run, std::size_t first) {
-  for (std::size_t k = first; k < run.end; ++k)
+  for (std::size_t k = first; k < run.end; ++k) {
     if (!play_kernel(run, k)) return false;
+    if (k + 1 == run.ready) context_.gradients_ready.event = context_.device.clock.record(kCompute);
+  }
   return true;
 }
 

@@ -78,11 +78,14 @@ class SegmentPlayer {
     // further).
     std::span<const GradientAdditions::Addition> additions = {};
     std::size_t next_addition = 0, due = kNone;
-    std::size_t added = 0;  // kernels that they were
+    std::size_t added = 0;      // kernels that they were
+    std::size_t ready = kNone;  // kernels that have run when the last gradient is final that another stream waits for
     static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
     std::size_t place_of_next() const;
   };
   Run run_of(const Instruction& i, Pass pass, std::size_t first);
+  void await_gradients(Run& run);
+  void note_ready(const Run& run);
   bool follow(const Run& run);
   bool begin_backward();
   bool play_run(Run& run);

@@ -5,7 +5,6 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -47,11 +46,13 @@ class ProgramInputs : public ::testing::Test {
     return path;
   }
 
-  /// With 4 GB of address space, as the shell's ulimit gives it.
-  static ProgramRun limited(const std::string& arguments) {
+  /// With 4 GB of address space and so much processor time, as the shell's ulimit gives them: what else the machine
+  /// does counts for neither. The timeout ends what waits for ever.
+  static ProgramRun limited(const std::string& arguments, int processor_seconds = 20) {
     const std::string err = testing::temporary_path("limited_err");
-    const std::string command = std::string("bash -c 'ulimit -v 4000000; timeout 20 ") + FORESHARD_PROGRAM + " " +
-                                arguments + " >/dev/null 2>" + err + " </dev/null'";
+    const std::string command = "bash -c 'ulimit -v 4000000; ulimit -t " + std::to_string(processor_seconds) +
+                                "; exec timeout 300 " + FORESHARD_PROGRAM + " " + arguments + " >/dev/null 2>" + err +
+                                " </dev/null'";
     const int status = std::system(command.c_str());
     std::ifstream file(err);
     ProgramRun run{WIFEXITED(status) ? WEXITSTATUS(status) : -1, "", {std::istreambuf_iterator<char>(file), {}}};
@@ -69,11 +70,9 @@ TEST_F(ProgramInputs, PipesAndDevicesAreRefusedAtOnce) {
     for (const std::string verb : {"simulate", "plan", "inspect", "config show", "trace analyse", "compare", "import",
                                    "sweep merge", "validate"}) {
       const bool two = verb == "compare" || verb == "sweep merge";
-      const auto start = std::chrono::steady_clock::now();
-      const ProgramRun run = limited(verb + " " + input + (two ? " " + input : ""));
+      const ProgramRun run = limited(verb + " " + input + (two ? " " + input : ""), 2);
       EXPECT_EQ(run.exit_code, 3) << verb << " " << input << ": " << run.err;
       EXPECT_THAT(run.err, AllOf(HasSubstr(input), AnyOf(HasSubstr("a pipe"), HasSubstr("a device")))) << verb;
-      EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5)) << verb;
     }
   }
 }
@@ -98,11 +97,9 @@ TEST_F(ProgramInputs, PackedTrapsEndInAnErrorAndNotInMemory) {
     EXPECT_EQ(run.exit_code, 3) << run.err;
     EXPECT_THAT(run.err, AllOf(HasSubstr(input), HasSubstr("expands as no recording does"), HasSubstr("at most")));
   }
-  const auto start = std::chrono::steady_clock::now();
   const ProgramRun json = limited("trace analyse " + bomb("x.json.gz", "{\"traceEvents\": [", 700));
   EXPECT_TRUE(json.exit_code == 3 || json.exit_code == 0) << json.err;
   EXPECT_THAT(json.err, HasSubstr("x.json.gz"));
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15));
 }
 
 TEST_F(ProgramInputs, AHugeFileWithHolesTakesNoMoreMemoryThanItHas) {

@@ -168,5 +168,24 @@ TEST(Fsdp1Roots, ARolloutIsNotGatheredAgainForTheNextMicroBatch) {
   EXPECT_EQ(gathers(twice, "student.block"), once);
 }
 
+/// V6: what a root waits for, as often as it is called, or the check says so.
+TEST(Fsdp1Roots, EachWaitsOnceForEveryCall) {
+  Job job = roots_job();
+  job.train.script = {{"zero", "fwd", "bwd", "fwd", "bwd", "step"}};
+  Plan plan = plan_of(taught(), job).value();
+  const auto waits_hold = [&] {
+    const std::vector<PlanCheck> checks = run_checks(plan);
+    return std::find_if(checks.begin(), checks.end(), [](const PlanCheck& c) { return c.name == "V6"; })->status;
+  };
+  EXPECT_EQ(waits_hold(), CheckStatus::Pass);
+  auto& instructions = plan.iterations.front().instructions;
+  const auto wait = std::find_if(instructions.begin(), instructions.end(), [](const Instruction& i) {
+    return i.kind == InstructionKind::WaitStream && i.stream == Stream::U && i.other == Stream::D && i.unit.value > 0;
+  });
+  ASSERT_NE(wait, instructions.end());
+  wait->stream = Stream::D;
+  EXPECT_EQ(waits_hold(), CheckStatus::Fail);
+}
+
 }  // namespace
 }  // namespace foreshard

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,18 @@ std::string refusal_of(const Json& result) {
   if (text.starts_with("oom: ")) return {};
   if (text.starts_with("error: ")) text.erase(0, 7);
   return text.substr(0, text.find(':'));
+}
+
+/// What of a row whose set-up fails says that anything was issued, or that something else failed; empty: nothing.
+std::string unlike_a_failed_setup(const Json& result) {
+  if (!result.contains("error")) return {};
+  if (result.value("failed_in", Json()) != "setup") return "failed_in";
+  static const std::set<std::string> kEmpty = {"steps", "communicators", "streams", "work"};
+  for (const auto& [key, value] : result.items()) {
+    if (key == "error" || key == "failed_in") continue;
+    if (!kEmpty.contains(key) || !value.empty()) return key;
+  }
+  return {};
 }
 
 RowResult compare_refusal(const std::string& id, const std::string& expected, const MemoryRow& row) {
@@ -106,7 +119,10 @@ Report run(const std::vector<std::string>& files, const Options& options) {
     }
     const Json& result = row.at("result");
     RowResult verdict;
-    if (const std::string refusal = refusal_of(result); !refusal.empty()) {
+    const std::string unlike = unlike_a_failed_setup(result);
+    if (!unlike.empty()) {
+      verdict = {id, Verdict::Fail, unlike, "nothing of a set-up that fails", result.value(unlike, Json()).dump(), {}};
+    } else if (const std::string refusal = refusal_of(result); !refusal.empty()) {
       verdict = compare_refusal(id, refusal, memory);
     } else {
       if (!memory.refused.empty()) {

@@ -529,7 +529,6 @@ MemoryRow read_memory_row(const Json& row) {
   };
   need(read_adapters(config, job.adapters));
   need(read_loss(config, job.model));
-  if (job.model.attention == "flex_attention") need("flex attention");
 
   const Json& shape = config.at("model").at("config");
   const auto type = shape.at("model_type").get<std::string>();
