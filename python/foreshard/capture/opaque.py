@@ -54,6 +54,7 @@ class Opaque:
     saved: list[tuple[int, tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
     row: dict[str, Any] = field(default_factory=dict)
     places: list[int | None] = field(default_factory=list)  # of `saved` in the row; None: not told
+    goes_back: bool = False  # backward: it calls the engine in turn
     meets: list[list] = field(default_factory=list)  # collectives inside, as the model has them
     unpacked: dict[int, int] = field(default_factory=dict)  # backward: storages made for `saved`, by place there
 

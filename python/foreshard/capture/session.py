@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from . import answers, autocast, collectives, flex, inner, missing, packed, pitfalls
 from .attention import CudaComposites
-from .checkpoints import Regions
+from .checkpoints import Hooks, Regions
 from .document import CapturedModel, make_document
 from .engine import Engine, Known
 from .errors import CaptureError
@@ -142,7 +142,8 @@ class Session:
             mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
             missing.register()
         fakes = Fakes(mode, self.device, self.dtypes_of, self.recorder.known)
-        regions, functions = Regions(self.recorder), Functions(self.recorder)
+        regions = Regions(self.recorder)
+        functions = Functions(self.recorder, regions)
         collecting = gc.isenabled()
         with warnings.catch_warnings(), contextlib.ExitStack() as inside:
             warnings.simplefilter("ignore")
@@ -162,7 +163,8 @@ class Session:
             _runs.append(self)
             try:
                 with mode, CudaComposites(not self.virtual, self.recorder.casts), self.recorder:
-                    with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+                    own = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+                    with Hooks(self.recorder, self._pack, self._unpack).watch(own), own:
                         task.step(self.module, *batch)
             except CaptureError:
                 raise
@@ -187,6 +189,7 @@ class Session:
         if used := list(self.recorder.known.used):
             more = f" and {len(used) - 3} more" if len(used) > 3 else ""
             self.notes.append(f"sizes or branches hang on the values of this batch, in {', '.join(used[:3])}{more}: the plan is for batches like it")
+        regions.finish()
         notes = self.notes + list(dict.fromkeys(self.recorder.notes))
         return CapturedModel(make_document(self, regions.rows), notes, "virtual" if self.virtual else "fake")
 
@@ -269,6 +272,7 @@ class Session:
     def _enter(self, name: str, call: int, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if not self.recorder.recording or self.recorder.opaque is not None:
             return args, kwargs
+        self.recorder.entered[name] = (call, len(self.recorder.ops))
         if self.casts_at(name):
             args, kwargs = self.lowered(name, (args, kwargs))
         seen: list[str] = []
@@ -357,6 +361,10 @@ class Session:
 
         def backward(tensors, *args, **kwargs):
             """Not run: autograd's engine asks the driver for the card, and what it does follows from the forward."""
+            trial = self.recorder.opaque
+            if trial is not None and not trial.forward:
+                trial.goes_back = True
+                raise RuntimeError("the engine within a backward of the script's own")
             if not self.recorder.done:
                 self._begin_backward(tensors[0] if isinstance(tensors, (tuple, list)) else tensors)
 
