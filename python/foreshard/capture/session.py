@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from . import answers, autocast, collectives, flex, inner, missing, packed, pitfalls
 from .attention import CudaComposites
@@ -30,7 +30,7 @@ from .values import Storage, ValueTable, dtype_name, storage_key
 
 _OLDEST = (2, 6)
 _TOLD = 1 << 16  # bytes that a module keeps beside its state
-_PRECISION = ("param", "buffer", "output", "units", "root", "parts")
+_PRECISION = ("param", "buffer", "output", "outputs", "anew", "units", "root", "parts")
 WRAPPED = "_checkpoint_wrapped_module"  # what a unit's name ends with whose wrapper is no part of it
 
 
@@ -111,8 +111,10 @@ class Session:
         self.buffer = _dtype(precision.get("buffer"), "buffer")
         self.output = _dtype(precision.get("output"), "output")
         self.units = set(precision.get("units") or [])
+        self.anew = set(precision.get("anew") or [])
         self.casts_at_root = bool(precision.get("root", True))
         self.parts = {name: (_dtype(param, "param"), _dtype(buffer, "buffer")) for name, (param, buffer) in (precision.get("parts") or {}).items()}
+        self.outputs_of = {name: _dtype(output, "outputs") for name, output in (precision.get("outputs") or {}).items()}
         self.device = torch.device("cuda", 0)
         self.structure = Structure(module)
         self.table = ValueTable()
@@ -275,6 +277,8 @@ class Session:
         self.recorder.entered[name] = (call, len(self.recorder.ops))
         if self.casts_at(name):
             args, kwargs = self.lowered(name, (args, kwargs))
+        if name in self.anew and torch.is_grad_enabled():
+            args, kwargs = self._handed_on(args, kwargs)
         seen: list[str] = []
         for leaf in leaves_of((args, kwargs)) + [v for a in args if isinstance(a, dict) for v in leaves_of(a)]:
             if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu":
@@ -286,9 +290,21 @@ class Session:
             self.module_calls.append({"module": name, "call": call, "args": seen})
         return args, kwargs
 
+    def _handed_on(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """FSDP2 hands what requires a gradient on by a function of its own (RegisterPostBackwardFunction): to a unit's code it is another tensor at each
+        place, which `key is value` asks (nn.MultiheadAttention)."""
+        leaves, spec = tree_flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if len({id(leaves[i]) for i in places}) == len(places):  # nothing is there twice
+            return args, kwargs
+        with self.recorder.paused():
+            for i in places:
+                leaves[i] = leaves[i].view_as(leaves[i])
+        return tree_unflatten(leaves, spec)
+
     def dtypes_of(self, name: str) -> tuple[torch.dtype | None, torch.dtype | None]:
         """Of the parameters and buffers of this module."""
-        return next((dtypes for part, dtypes in self.parts.items() if f"{name}.".startswith(f"{part}.")), (self.param, self.buffer))
+        return next((dtypes for part, dtypes in self.parts.items() if not part or f"{name}.".startswith(f"{part}.")), (self.param, self.buffer))
 
     def casts_at(self, name: str) -> bool:
         """Whether this module's floating arguments are cast."""
@@ -304,8 +320,9 @@ class Session:
         return _cast(values, self.dtypes_of(name)[0])
 
     def cast_result(self, name: str, output):
-        """FSDP2's output_dtype: what the root returns, within its call (_post_forward)."""
-        return output if name or self.output is None else _cast(output, self.output)
+        """FSDP2's output_dtype: what a unit returns, within its call (_post_forward)."""
+        dtype = self.outputs_of.get(name, None if name else self.output)
+        return output if dtype is None else _cast(output, dtype)
 
     def _leave(self, name: str, call: int, output: Any) -> None:
         if not self.recorder.recording:
