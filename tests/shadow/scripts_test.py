@@ -282,6 +282,17 @@ class Shadow(unittest.TestCase):
                 answer, _ = self.watch("elsewhere.py", "teacher", runtime, flags=("--world", "8"))
                 self.assert_as_planned(answer, within=0.004, reserved=0.03, time=None)  # 1 MiB of a small model
 
+    def test_units_of_several_types(self):
+        answer, _ = self.watch("elsewhere.py", "types", "fsdp2", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0005, reserved=0.03, time=None)
+        self.assertEqual(answer["differences"], [])
+
+    def test_what_is_frozen_as_training_goes_on_is_told(self):
+        for runtime in ("fsdp1", "fsdp2"):
+            with self.subTest(runtime):
+                answer, _ = self.watch("elsewhere.py", "freezing", runtime, flags=("--world", "8"))
+                self.assertTrue(any("what trains changes from step to step (6 parameters, blocks.0" in note for note in answer["notes"]), answer["notes"])
+
     def test_a_head_that_nothing_shards(self):
         for runtime in ("fsdp1", "fsdp2"):
             with self.subTest(runtime):

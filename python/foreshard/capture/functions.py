@@ -48,6 +48,9 @@ def _node_of(out: Any) -> Any:
     return next((node for node in nodes if node is not None), None)
 
 
+_NO_WORK = {"aten.detach.default", "aten.alias.default", "aten.view.default", "aten.clone.default", "aten._to_copy.default", "aten.t.default", "aten.empty.memory_format", "aten.copy_.default"}
+
+
 def _may_go_back(cls: type) -> bool:
     """Whether a backward calls one: the engine's, or a tensor's."""
     return any("backward" in code.co_names for code in codes_of(cls.backward))
@@ -113,7 +116,7 @@ class Functions:
                 recorder.opaques.stand_in(*known, out, frame)
                 return out
             node = _node_of(out)
-            if known is None and self._runs_again(cls, out, node):
+            if known is None and self._runs_again(cls, frame, out, node):
                 recorder.modules.count_from(counted)
                 for changed, was in lists:
                     changed[:] = was
@@ -135,7 +138,7 @@ class Functions:
                 function.__code__ = code
                 del torch.autograd.Function._captured
 
-    def _runs_again(self, cls: type, out: Any, node: Any) -> bool:
+    def _runs_again(self, cls: type, frame: Opaque, out: Any, node: Any) -> bool:
         """Whether its backward runs what forward ran, with gradients, and goes back through that: a checkpoint of the script's own."""
         if node is None or not hasattr(node, "apply") or not _may_go_back(cls):
             return False
@@ -150,7 +153,16 @@ class Functions:
             pass
         finally:
             recorder.opaque = None
-        return inside.goes_back
+        if not inside.goes_back:
+            return False
+        work = [name for name in frame.ran if name not in _NO_WORK]
+        if [name for name in inside.ran if name not in _NO_WORK][-len(work) :] == work:
+            return True
+        recorder.notes.append(
+            f"{frame.name}: its backward runs its forward again in pieces (reversible layers), which is not planned: in the plan it is one operator that keeps "
+            "what it saves; units and gradients inside of it are not there; a checkpoint around the layers, or around each, is planned"
+        )
+        return False
 
     def _run_backward(self, frame: Opaque, out: Any, node: Any, carried: list[torch.Tensor]) -> None:
         """What gradients its backward makes, and what it needs beside them: run once, outside the program."""
@@ -175,6 +187,11 @@ class Functions:
                 gradients = None
             finally:
                 recorder.opaque = None
+        if inside.asks:
+            recorder.notes.append(
+                f"{frame.name}: its backward asks autograd for gradients (torch.autograd.grad), whose memory the plan has not: that of its backward is the least that "
+                "it can be; a checkpoint (torch.utils.checkpoint) instead of such a function is planned"
+            )
         if inside.meets:
             frame.row["kwargs"] = frame.row.get("kwargs", {}) | {"meets_backward": inside.meets}
         of_tensors = [g for g, t in zip(given, results) if isinstance(t, torch.Tensor)]

@@ -178,6 +178,7 @@ class Recorder(TorchDispatchMode):
         out = self._run(func, name, args, kwargs)
         place = opaque.measure(out, name)
         opaque.flops += product_flops(func, args, out)
+        opaque.ran.append(name)
         if (collective := collectives.met(func, args, out)) is not None:
             opaque.meets.append(collective.row(self.mesh.dimension(collective)))
         if opaque.forward:

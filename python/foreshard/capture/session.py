@@ -389,6 +389,8 @@ class Session:
 
         def grad(*args, **kwargs):
             if self.recorder.done or self.recorder.opaque is not None:
+                if self.recorder.opaque is not None and not self.recorder.opaque.forward:
+                    self.recorder.opaque.asks = True
                 return gradients(*args, **kwargs)
             if not inner.inside_transform():
                 return self.engine.grad(*args, **kwargs)

@@ -73,6 +73,21 @@ class Block(nn.Module):
         return FromHost.apply(self.run, x) if self.kind == "host" else self.run(x)
 
 
+class Attending(nn.Module):
+    """A head in float32, and attention that is a unit: what it is called with is one tensor three times."""
+
+    def __init__(self, width=256):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(WORDS, width), nn.Linear(width, WORDS)
+        self.blocks = nn.ModuleList(nn.MultiheadAttention(width, 4, batch_first=True) for _ in range(4))
+
+    def forward(self, ids):
+        x = self.embedding(ids)
+        for block in self.blocks:
+            x = x + block(x, x, x, need_weights=False)[0]
+        return self.head(x.float())
+
+
 class Net(nn.Module):
     def __init__(self, kind, layers=6, width=256):
         super().__init__()
@@ -115,15 +130,21 @@ def sharded(model, runtime, dtype=torch.bfloat16):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=["several", "host", "method", "saved", "hooks", "teacher"])
+    parser.add_argument("kind", choices=["several", "host", "method", "saved", "hooks", "teacher", "types", "freezing"])
     parser.add_argument("runtime", choices=["fsdp1", "fsdp2"])
     given = parser.parse_args()
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    model = sharded(Net(given.kind).cuda(), given.runtime)
+    model = Attending().cuda() if given.kind == "types" else Net(given.kind).cuda()
+    if given.kind == "types":
+        fully_shard(model.head)
+    model = sharded(model, given.runtime)
     teacher = sharded(Net("").cuda().requires_grad_(False).eval(), given.runtime, torch.float16) if given.kind == "teacher" else None
     optimizer = torch.optim.AdamW(model.parameters())
-    for _ in range(4):
+    for step in range(4):
+        if given.kind == "freezing" and step == 1:
+            for name, each in model.named_parameters():
+                each.requires_grad_("blocks.0" not in name)
         ids = torch.randint(0, WORDS, (8, 256), device="cuda")
         if teacher is not None:
             with torch.no_grad():
