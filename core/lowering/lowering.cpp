@@ -9,6 +9,7 @@
 #include "core/lowering/kernels/host_values.h"
 #include "core/lowering/lowering_check.h"
 #include "core/lowering/lowering_fold.h"
+#include "core/lowering/offload/packed_saves.h"
 
 namespace foreshard {
 
@@ -211,7 +212,6 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
   }
   for (const auto& [instance, bytes] : machine.kept_for_run)
     each(instance, [&, kept = bytes](std::int32_t) { out.kept_for_run.push_back(kept); });
-  out.offloads = machine.options.offload.on;
   out.op_names = std::move(machine.names);
   out.unknown_ops = std::move(machine.unknown_ops);
   return out;
@@ -233,7 +233,9 @@ LoweredProgram lower_checked(const Model& model, const std::vector<SegmentRange>
     if (folding && !alike(fold, extracts)) continue;  // rare: blocks that look alike but do not behave so
     for (std::size_t i = 0; i < extracts.size(); ++i)
       if (fold.period > 0 && !fold.in_run(static_cast<std::int32_t>(i))) free_left_out(fold, extracts[i]);
-    return assemble(fold, extracts, machine, segments.size());
+    LoweredProgram out = assemble(fold, extracts, machine, segments.size());
+    out.offloads = options.offload.on || lowering::saves_through_hooks(model);
+    return out;
   }
   return LoweredProgram{};
 }

@@ -64,7 +64,7 @@ void MicroBatch::let_inputs_go() {
 
 void MicroBatch::drop() {
   let_inputs_go();
-  forward_returned();
+  loss_made();
   if (context_.job.train.keeps_outputs) {
     kept_ = segments_.take_held();
   } else {
@@ -75,6 +75,12 @@ void MicroBatch::drop() {
 }
 
 void MicroBatch::forward_returned() {
+  for (std::size_t i = 1; i < kept_.size(); ++i) context_.device.book.free(kept_[i]);
+  if (!kept_.empty()) kept_.resize(1);
+}
+
+void MicroBatch::loss_made() {
+  forward_returned();
   for (const BlockHandle block : kept_) context_.device.book.free(block);
   kept_.clear();
 }

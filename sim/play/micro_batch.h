@@ -23,6 +23,8 @@ class MicroBatch {
   void let_inputs_go();
   /// A forward has returned: its names are for the new outputs.
   void forward_returned();
+  /// So is the loss's, whose storage may be that of all its terms (mse_loss).
+  void loss_made();
   bool keeps() const { return !kept_.empty(); }
 
  private:

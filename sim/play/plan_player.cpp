@@ -128,7 +128,7 @@ bool PlanPlayer::enter_phase(LoopPhase next) {
   if (leaves_batch) batch_.drop();
   if (next == LoopPhase::Forward && !batch_.begin()) return false;
   if (last == LoopPhase::Forward && next != LoopPhase::Forward) {
-    batch_.forward_returned();
+    batch_.loss_made();
     batch_.let_inputs_go();
   }
   context_.phase = next;

@@ -256,6 +256,43 @@ class Shadow(unittest.TestCase):
                     self.assertEqual(script[0], first)
                     self.assertEqual(["fwd_rest" in each for each in script], [True] * 3 if kind == "rollout" else [False, True, False])
 
+    def test_checkpoints_that_a_script_has_written_itself(self):
+        """Two blocks a region; one from a copy on the host; PyTorch's own, reentrant, inside of a unit's forward (no third gather under FSDP1)."""
+        for kind in ("several", "host", "method"):
+            for runtime in ("fsdp1", "fsdp2"):
+                with self.subTest(kind=kind, runtime=runtime):
+                    answer, _ = self.watch("elsewhere.py", kind, runtime, flags=("--world", "8"))
+                    self.assert_as_planned(answer, within=0.0005, reserved=0.03, time=None)
+                    self.assertEqual(answer["differences"], [])
+                    self.assertFalse(any("several backwards" in note for note in answer["notes"]), answer["notes"])
+
+    def test_saved_tensors_on_the_host(self):
+        """save_on_cpu in the model, which takes weights too, and hooks with a threshold around the model and its loss."""
+        for kind in ("saved", "hooks"):
+            for runtime in ("fsdp1", "fsdp2"):
+                with self.subTest(kind=kind, runtime=runtime):
+                    answer, _ = self.watch("elsewhere.py", kind, runtime, flags=("--world", "8"))
+                    self.assert_as_planned(answer, within=0.0005, reserved=0.03, time=None)
+                    self.assertEqual(answer["differences"], [])
+
+    def test_a_teacher_in_float16_and_a_loss_that_is_as_large_as_its_terms(self):
+        """Rows that the ranks do not divide; the loss of the step before is there until the next one is made."""
+        for runtime in ("fsdp1", "fsdp2"):
+            with self.subTest(runtime):
+                answer, _ = self.watch("elsewhere.py", "teacher", runtime, flags=("--world", "8"))
+                self.assert_as_planned(answer, within=0.004, reserved=0.03, time=None)  # 1 MiB of a small model
+
+    def test_units_of_several_types(self):
+        answer, _ = self.watch("elsewhere.py", "types", "fsdp2", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.0005, reserved=0.03, time=None)
+        self.assertEqual(answer["differences"], [])
+
+    def test_what_is_frozen_as_training_goes_on_is_told(self):
+        for runtime in ("fsdp1", "fsdp2"):
+            with self.subTest(runtime):
+                answer, _ = self.watch("elsewhere.py", "freezing", runtime, flags=("--world", "8"))
+                self.assertTrue(any("what trains changes from step to step (6 parameters, blocks.0" in note for note in answer["notes"]), answer["notes"])
+
     def test_a_head_that_nothing_shards(self):
         for runtime in ("fsdp1", "fsdp2"):
             with self.subTest(runtime):

@@ -17,6 +17,20 @@ bool is_broadcast(const Layout& layout) {
   return false;
 }
 
+/// Neither holes nor anything twice: a copy keeps such strides.
+bool is_dense(const Layout& layout) {
+  std::vector<std::pair<std::int64_t, std::int64_t>> order;  // stride, size
+  for (std::int32_t i = 0; i < layout.sizes.n; ++i)
+    if (layout.sizes[i] != 1) order.emplace_back(layout.strides[i], layout.sizes[i]);
+  std::sort(order.begin(), order.end());
+  std::int64_t next = 1;
+  for (const auto& [stride, size] : order) {
+    if (stride != next) return false;
+    next *= size;
+  }
+  return true;
+}
+
 }  // namespace
 
 void ActivationOffload::note_param(const Ref& param) {
@@ -71,6 +85,44 @@ Ref ActivationOffload::laid_out(Emitter& emit, const Ref& tensor, Bytes& bytes) 
   Ref copy = tape.make(contiguous_layout(layout.sizes, layout.dtype), SlotCategory::Activation);
   emit.finish(kernel, {&tensor}, {&copy});
   return copy;
+}
+
+ActivationOffload::Number ActivationOffload::send(Emitter& emit, const Ref& tensor, bool contiguous) {
+  Tape& tape = machine_.tape;
+  Layout layout = tape.layout(tensor);
+  const bool as_it_lies = layout.contiguous() || (!contiguous && is_dense(layout));
+  Ref copied = tensor;
+  if (!as_it_lies) {  // copy_requires_temporaries
+    layout = contiguous_layout(layout.sizes, layout.dtype);
+    Kernel kernel = emit.start("aten.clone.default", KernelClass::Copy, layout.dtype);
+    copied = tape.make(layout, SlotCategory::Activation);
+    emit.finish(kernel, {&tensor}, {&copied});
+  }
+  order(emit, OffloadStep::AwaitCompute);
+  Kernel kernel = emit.start("offload.to_host", KernelClass::Copy, layout.dtype);
+  kernel.offload = OffloadStep::ToHost;
+  kernel.launches = 0;
+  kernel.read = layout.bytes();
+  tape.kernel(kernel);
+  order(emit, OffloadStep::AwaitCopies);
+  sent_.emplace(++last_, layout);
+  return last_;
+}
+
+Ref ActivationOffload::fetch(Emitter& emit, Number number) {
+  Tape& tape = machine_.tape;
+  const auto at = sent_.find(number);
+  const Layout layout = at->second;
+  sent_.erase(at);
+  Ref tensor = tape.make(layout, SlotCategory::Activation);
+  order(emit, OffloadStep::AwaitCompute);
+  Kernel kernel = emit.start("offload.to_device", KernelClass::Copy, layout.dtype);
+  kernel.offload = OffloadStep::ToDevice;
+  kernel.launches = 0;
+  kernel.written = layout.bytes();
+  tape.kernel(kernel);
+  order(emit, OffloadStep::AwaitCopies);
+  return tensor;
 }
 
 ActivationOffload::Number ActivationOffload::pack(Emitter& emit, const Ref& tensor) {

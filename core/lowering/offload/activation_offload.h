@@ -32,6 +32,13 @@ class ActivationOffload {
   /// What a packed tensor is known by; 0: it stays on the device, as it is.
   using Number = std::int32_t;
   Number pack(Emitter& emit, const Ref& tensor);
+  /// What hooks of the model's own send (torch.autograd.graph.save_on_cpu): at once, the compute stream waits.
+  /// `contiguous`: into memory that lies so, whatever the tensor does.
+  Number send(Emitter& emit, const Ref& tensor, bool contiguous);
+  /// ... and bring, a tensor of its own for everyone who asks.
+  Ref fetch(Emitter& emit, Number number);
+  bool has_sent(Number number) const { return sent_.count(number) > 0; }
+
   /// The tensor on the device again. The node that runs now is done with it at node_done().
   Ref unpack(Emitter& emit, Number number);
   /// Another node runs.
@@ -71,6 +78,7 @@ class ActivationOffload {
   std::map<Key, Number> known_;  // storages that were packed and are still on the device
   std::map<Number, Key> key_of_;
   std::map<Number, OnHost> on_host_;
+  std::map<Number, Layout> sent_;
   std::map<Number, Stashed> stash_;      // forward: on the device until its copy is waited for
   std::map<Number, Ref> brought_;        // backward: on the device until the compute stream is done with it
   std::map<Number, std::int32_t> used_;  // number of the note that the compute stream is done with it

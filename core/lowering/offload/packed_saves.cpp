@@ -1,6 +1,7 @@
 #include "core/lowering/offload/packed_saves.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "core/lowering/lowering_machine.h"
@@ -9,12 +10,49 @@
 
 namespace foreshard::lowering {
 
+namespace {
+constexpr std::string_view kSaved = "saved_on_host", kContiguous = "saved_contiguous", kRegion = "region_on_host";
+constexpr std::size_t kByName = 64;  // no operator has so many arguments
+
+std::vector<std::int64_t> words_of(const Op& op, std::string_view name) {
+  return op.kwargs.empty() ? std::vector<std::int64_t>() : list_arg(op, kByName, name);
+}
+}  // namespace
+
+bool saves_through_hooks(const Model& model) {
+  return std::any_of(model.ops.begin(), model.ops.end(), [](const Op& op) {
+    return !words_of(op, kSaved).empty() || (op.region >= 0 && !words_of(op, kRegion).empty());
+  });
+}
+
 PackedSaves::PackedSaves(Machine& machine, const Model& model, const Program& program,
                          const OffloadedActivations& options)
-    : machine_(machine), model_(model), program_(program), offload_(machine, options) {
-  if (!options.on) return;
+    : machine_(machine),
+      model_(model),
+      program_(program),
+      offload_(machine, options),
+      by_hooks_(saves_through_hooks(model)) {
+  if (!on()) return;
   machine.tape.keep_numbers();
-  head_ = output_head(model);
+  if (options.on) head_ = output_head(model);
+  if (by_hooks_) find_regions();
+}
+
+void PackedSaves::find_regions() {
+  for (const Op& op : model_.ops) {
+    if (op.region < 0) continue;
+    const std::vector<ValueId>& args = model_.regions[static_cast<std::size_t>(op.region)].args;
+    for (const std::int64_t place : words_of(op, kRegion))
+      if (place >= 0 && static_cast<std::size_t>(place) < args.size())
+        on_host_[op.region].insert(program_.resolve(args[static_cast<std::size_t>(place)]));
+  }
+}
+
+/// Arguments by their places, results by -1 - their places.
+bool PackedSaves::is_sent(const Op& op, const SaveRule& save) {
+  const std::vector<std::int64_t> places = words_of(op, kSaved);
+  const auto place = static_cast<std::int64_t>(save.index);
+  return std::find(places.begin(), places.end(), save.result ? -1 - place : place) != places.end();
 }
 
 Emitter PackedSaves::emitter(const Op& op) {
@@ -23,6 +61,7 @@ Emitter PackedSaves::emitter(const Op& op) {
 
 bool PackedSaves::travels(const Op& op) const {
   if (!on()) return false;
+  if (!offload_.on()) return !words_of(op, kSaved).empty();
   for (ModuleId at = op.module; at.valid(); at = model_.modules[at.index()].parent)
     if (at == head_) return false;
   return true;
@@ -53,9 +92,15 @@ Saved PackedSaves::pack(const Op& op, const OpRule& rule, const SaveRule& save, 
   saved.result = save.result;
   saved.index = save.index;
   saved.sizes = machine_.tape.layout(tensor).sizes;
+  if (!offload_.on() && !is_sent(op, save)) {
+    saved.tensor = tensor;
+    return saved;
+  }
   // A linear layer's matrix is kept as its transpose: a view, and no parameter.
   const bool matrix = rule.formula == OpFormula::Linear && !save.result && save.index == 1;
-  saved.packed = offload_.pack(emit, matrix ? emit.transpose(tensor, 0, 1) : tensor);
+  const Ref seen = matrix ? emit.transpose(tensor, 0, 1) : tensor;
+  saved.packed =
+      offload_.on() ? offload_.pack(emit, seen) : offload_.send(emit, seen, bool_arg(op, kByName, kContiguous, false));
   if (saved.packed == 0) saved.tensor = tensor;
   return saved;
 }
@@ -86,6 +131,14 @@ bool PackedSaves::comes_first(const CheckpointFrame& frame, std::int32_t value) 
 void PackedSaves::pack_input(CheckpointFrame& frame, const Op& op, std::int32_t value) {
   if (!on()) return;
   const Ref& input = frame.inputs.at(value);
+  if (!offload_.on()) {
+    const auto sent = on_host_.find(op.region);
+    if (sent == on_host_.end() || sent->second.count(value) == 0) return;
+    Emitter emit = emitter(op);
+    frame.packed.emplace(value, offload_.send(emit, input, false));
+    frame.inputs.erase(value);
+    return;
+  }
   const bool by_name =
       frame.module.valid() && !machine_.tape.at(input).requires_grad && frame.handed_on.count(value) == 0;
   if (by_name && !comes_first(frame, value)) return;
@@ -99,6 +152,11 @@ void PackedSaves::pack_input(CheckpointFrame& frame, const Op& op, std::int32_t 
 void PackedSaves::bring_inputs(CheckpointFrame& frame, const Op& first) {
   Emitter emit = emitter(first);
   for (const auto& [value, number] : frame.packed) {
+    if (offload_.has_sent(number)) {
+      const Ref& tensor = frame.inputs[value] = offload_.fetch(emit, number);
+      if (frame.reentrant) frame.results.push_back(tensor);  // the function's own name for it
+      continue;
+    }
     const Ref brought = offload_.unpack(emit, number);
     frame.inputs[value] = machine_.tape.alias(brought, machine_.tape.layout(brought));
   }
@@ -114,7 +172,8 @@ void PackedSaves::unpack(Emitter& emit, Node& node) {
     if (saved.packed > 0) order.push_back(&saved);
   std::sort(order.begin(), order.end(), [](const Saved* a, const Saved* b) { return a->packed < b->packed; });
   for (Saved* const saved : order) {
-    const Ref brought = offload_.unpack(emit, saved->packed);
+    const Ref brought =
+        offload_.has_sent(saved->packed) ? offload_.fetch(emit, saved->packed) : offload_.unpack(emit, saved->packed);
     const Layout& layout = machine_.tape.layout(brought);
     saved->tensor = layout.sizes == saved->sizes
                         ? brought

@@ -2,6 +2,8 @@
 // runs. Internal to lowering; part of the machine.
 #pragma once
 
+#include <map>
+#include <set>
 #include <vector>
 
 #include "core/lowering/lowering_autograd.h"
@@ -12,11 +14,15 @@ namespace foreshard::lowering {
 struct CheckpointFrame;
 struct Program;
 
+/// Whether hooks of the model's own take saved tensors to the host, or a region's function what it is called with
+/// (docs/formats/model.md).
+bool saves_through_hooks(const Model& model);
+
 class PackedSaves {
  public:
   PackedSaves(Machine& machine, const Model& model, const Program& program, const OffloadedActivations& options);
 
-  bool on() const { return offload_.on(); }
+  bool on() const { return offload_.on() || by_hooks_; }
   void note_param(const Ref& param) { offload_.note_param(param); }
   /// Whether what the operator saves is packed: hooks are off inside the output head.
   bool travels(const Op& op) const;
@@ -36,6 +42,8 @@ class PackedSaves {
   void backward_done(Emitter& emit) { offload_.backward_done(emit); }
 
  private:
+  void find_regions();
+  static bool is_sent(const Op& op, const SaveRule& save);
   bool makes_node(const Op& op, const OpRule& rule, const std::vector<Ref>& args);
   std::vector<SaveRule> saves_of(const Op& op, const OpRule& rule, const std::vector<Ref>& args);
   bool comes_first(const CheckpointFrame& frame, std::int32_t value) const;
@@ -46,6 +54,8 @@ class PackedSaves {
   const Program& program_;
   ActivationOffload offload_;
   ModuleId head_;
+  bool by_hooks_ = false;
+  std::map<std::int32_t, std::set<std::int32_t>> on_host_;  // by region, values that it is called with
   std::vector<Saved> packed_;
 };
 

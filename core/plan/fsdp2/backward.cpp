@@ -46,11 +46,12 @@ Result<void> Backward::run_pass(const std::vector<autograd::Edge>& roots) {
     actions_.clear();
     node = run_.autograd.next(pass, actions_);
     if (node == autograd::kNoNode) break;
-    if (run_.autograd.has_hooks(node)) {
-      run_.autograd.for_each_hook(
-          node, [&](autograd::Hook hook) { pre_backward(run_.units[static_cast<std::size_t>(hook.data)]); });
-    }
     const std::int32_t data = run_.autograd.data(node);
+    const std::int32_t region =
+        run_.autograd.kind(node) == Compute ? run_.executions[static_cast<std::size_t>(data)].region : -1;
+    call_hooks(node, region, false);
+    if (done = run_reentrant(region); !done) break;
+    call_hooks(node, region, true);
     switch (run_.autograd.kind(node)) {
       case Compute: done = run_backward_node(run_.executions[static_cast<std::size_t>(data)]); break;
       case PostBackward: done = post_backward(run_.units[static_cast<std::size_t>(data)]); break;
@@ -72,15 +73,36 @@ Result<void> Backward::run_pass(const std::vector<autograd::Edge>& roots) {
   return done;
 }
 
+/// Hooks on what a node hands back: of units that a reentrant region calls (`within`), whose second run hangs them
+/// there, or of the others.
+void Backward::call_hooks(autograd::NodeIndex node, std::int32_t region, bool within) {
+  if (!run_.autograd.has_hooks(node)) return;
+  run_.autograd.for_each_hook(node, [&](autograd::Hook hook) {
+    bool called = false;
+    if (region >= 0 && run_.regions[static_cast<std::size_t>(region)].reentrant) {
+      const std::vector<UnitId>& units = run_.regions[static_cast<std::size_t>(region)].within;
+      called = std::find(units.begin(), units.end(), UnitId(static_cast<std::int32_t>(hook.data))) != units.end();
+    }
+    if (called == within) pre_backward(run_.units[static_cast<std::size_t>(hook.data)]);
+  });
+}
+
+/// The autograd function that a reentrant region is runs it again before anything in it goes back.
+Result<void> Backward::run_reentrant(std::int32_t region) {
+  if (region < 0) return {};
+  const Region& made = run_.regions[static_cast<std::size_t>(region)];
+  if (made.recomputed || !made.reentrant) return {};
+  const UnitId unit = made.unit;
+  if (Result<void> again = forward_.recompute(region); !again) return again;
+  if (unit.valid()) pre_backward(run_.unit(unit));  // its second run's outputs are the roots of a pass
+  return {};
+}
+
 Result<void> Backward::run_backward_node(const Execution& execution) {
   const GraphNode& node = run_.graph.nodes[static_cast<std::size_t>(execution.node)];
-  if (execution.region >= 0) {
-    const Region region = run_.regions[static_cast<std::size_t>(execution.region)];
-    if (!region.recomputed && (region.reentrant || run_.node_autograd.saves(execution.node))) {
-      if (Result<void> again = forward_.recompute(execution.region); !again) return again;
-      if (region.unit.valid())
-        pre_backward(run_.unit(region.unit));  // its second run's outputs are the roots of a pass
-    }
+  if (execution.region >= 0 && !run_.regions[static_cast<std::size_t>(execution.region)].recomputed &&
+      run_.node_autograd.saves(execution.node)) {
+    if (Result<void> again = forward_.recompute(execution.region); !again) return again;
   }
   for (ParamId param : node.params) {
     const ParamSlot& place = run_.slots[static_cast<std::size_t>(run_.slot_of_param[param.index()])];

@@ -20,6 +20,8 @@ class Backward {
 
  private:
   Result<void> run_pass(const std::vector<autograd::Edge>& roots);
+  void call_hooks(autograd::NodeIndex node, std::int32_t region, bool within);
+  Result<void> run_reentrant(std::int32_t region);
   Result<void> run_backward_node(const Execution& execution);
   bool reads_param(std::int32_t node, ParamId param);
   void accumulate_grad(std::int32_t slot);

@@ -102,7 +102,7 @@ Result<void> Forward::walk(std::int32_t index, Pass pass) {
   }
   const auto open_region = [&] {
     region_ = static_cast<std::int32_t>(run_.regions.size());
-    Region made{index, false, call.checkpoint_inside, call.checkpoint == CheckpointKind::Reentrant, {}};
+    Region made{index, false, call.checkpoint_inside, call.checkpoint == CheckpointKind::Reentrant, {}, {}};
     if (made.reentrant && !made.inside) made.unit = id;
     run_.regions.push_back(std::move(made));
   };
@@ -420,6 +420,7 @@ void Forward::state_post_forward(UnitState& u, std::int32_t call, Pass pass) {
   const GraphCall& ran = run_.graph.calls[static_cast<std::size_t>(call)];
   const std::vector<std::int32_t>& outputs = ran.ends < 0 ? ran.outputs : ran.handed_on;
   const bool without_grad = region_ >= 0 && run_.regions[static_cast<std::size_t>(region_)].unit == u.id;
+  if (region_ >= 0 && pass == Pass::Forward) run_.regions[static_cast<std::size_t>(region_)].within.push_back(u.id);
   if (pass == Pass::Forward && !without_grad) {
     for (std::int32_t output : outputs) {
       const Tensor& tensor = tensors_[static_cast<std::size_t>(output)];

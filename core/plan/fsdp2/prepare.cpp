@@ -25,15 +25,16 @@ void first_calls(const PlanRequest& request, std::int32_t index, bool before, st
   if (!before) note();
 }
 
-/// A unit inside another's reentrant checkpoint; invalid if there is none. A schedule's decisions are not made for any.
+/// A unit of a schedule in a reentrant checkpoint, for which its decisions are not made; invalid if there is none.
 UnitId unit_in_reentrant(const PlanRequest& request) {
+  if (request.job.fsdp.runtime != Runtime::Planned) return {};
   std::vector<bool> inside(request.graph.calls.size(), false);
   for (std::size_t c = 0; c < request.graph.calls.size(); ++c) {  // callers stand before what they call
     const GraphCall& call = request.graph.calls[c];
     const bool region = call.checkpoint == CheckpointKind::Reentrant;
     const UnitId id = call.region < 0 ? request.table.unit_of_module[call.module.index()] : UnitId();
     const bool around = region && !call.checkpoint_inside;
-    if (id.valid() && (inside[c] || (around && request.job.fsdp.runtime == Runtime::Planned))) return id;
+    if (id.valid() && (inside[c] || around)) return id;
     for (const GraphStep& step : call.steps) {
       if (step.is_call && (inside[c] || region)) inside[static_cast<std::size_t>(step.index)] = true;
     }
@@ -134,8 +135,9 @@ Result<void> prepare_unit(Run& run, UnitId id) {
     p.tied = run.tied[p.param.index()];
     p.other_dim = sharded.shard_dim != 0;
     p.orig_dtype = info.dtype;
-    p.dtype = precision.param.value_or(info.dtype);
-    p.narrow = info.gathered.has_value();
+    p.narrow = info.gathered && itemsize(*info.gathered) == 1;
+    p.dtype = info.gathered && !p.narrow ? *info.gathered  // a root of its own, which computes in that
+                                         : precision.param.value_or(info.dtype);
     p.gathered = info.gathered.value_or(p.dtype);
     p.cast = p.dtype != p.orig_dtype && !p.narrow;
     p.numel = numel_of(info.shape);

@@ -28,6 +28,7 @@ struct Region {
   bool recomputed = false;
   bool inside = false;  // the unit's hooks are outside of it
   bool reentrant = false;
+  std::vector<UnitId> within = {};  // reentrant: units that it calls, whose outputs the second run hooks
   UnitId unit;  // reentrant, with hooks in it: forward runs without grad, so that only the second run hooks its outputs
 };
 

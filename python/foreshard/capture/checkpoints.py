@@ -6,6 +6,8 @@ The regions run once and hold nothing here: what they will keep and recompute fo
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils._pytree import tree_flatten
 
 from .opaque import Place
 from .recorder import Recorder
+from .values import storage_key
 
 
 OUTSIDE = "_hooks_outside"  # of a module whose unit wraps it: what its `__call__` runs again has none of the unit's hooks
@@ -45,10 +48,133 @@ def _wrapped_by_pytorch(function) -> torch.nn.Module | None:
     return owner._checkpoint_wrapped_module if isinstance(owner, CheckpointWrapper) else None
 
 
+def codes_of(function) -> list[types.CodeType]:
+    """Of a function and of those that it is decorated around."""
+    codes = []
+    while function is not None:
+        codes += [function.__code__] * hasattr(function, "__code__")
+        function = getattr(function, "__wrapped__", None)
+    return codes
+
+
+class _Context:
+    """Stands for the `ctx` of a function that runs as a region."""
+
+    def __init__(self, args):
+        self.needs_input_grad = tuple(isinstance(a, torch.Tensor) and a.requires_grad for a in args)
+        self.saved_tensors: tuple = ()
+
+    def save_for_backward(self, *tensors):
+        self.saved_tensors = tensors
+
+    def mark_dirty(self, *tensors): ...
+    def mark_non_differentiable(self, *tensors): ...
+    def mark_shared_storage(self, *pairs): ...
+    def set_materialize_grads(self, value): ...
+
+    def holds(self) -> list[torch.Tensor]:
+        return [t for t in tree_flatten(list(self.__dict__.values()))[0] if isinstance(t, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def _with_gradients(codes):
+    """What a function's own code runs in no_grad is run again with gradients, so the region has them; what is called in it, by its own word."""
+    enter = torch.no_grad.__enter__
+
+    def own(block):
+        if sys._getframe(1).f_code in codes:
+            block.prev = torch.is_grad_enabled()  # leaves as it has found it
+            return None
+        return enter(block)
+
+    torch.no_grad.__enter__ = own
+    try:
+        yield
+    finally:
+        torch.no_grad.__enter__ = enter
+
+
+class Hooks:
+    """torch.autograd.graph.saved_tensors_hooks of the script's own, save_on_cpu and its like: which of the tensors that an operator saves they take
+    to the host. A row says so of its arguments by their places, of its results by -1 - place (`saved_on_host`)."""
+
+    def __init__(self, recorder: Recorder, pack, unpack):
+        self._recorder, self._pack, self._unpack = recorder, pack, unpack
+        self._hooks: list = []  # of the script, the innermost last
+        self._away: dict[int, bool] = {}  # by storage, the latest: brought to memory that lies side by side, or as it lay
+        self._stays: set[int] = set()
+        self._row: tuple | None = None  # the latest operator: what it saves is known when the next one comes
+
+    @contextlib.contextmanager
+    def watch(self, own):
+        cls = torch.autograd.graph.saved_tensors_hooks
+        entered, left = cls.__enter__, cls.__exit__
+
+        def enter(hooks):
+            if hooks is own or not self._recorder.recording or self._recorder.opaque is not None:
+                return entered(hooks)
+            self._hooks.append(hooks)
+            self._recorder.hooks = self
+            torch._C._autograd._push_saved_tensors_default_hooks(self._packed, self._unpack)
+            return None
+
+        def leave(hooks, *args):
+            if self._hooks and self._hooks[-1] is hooks:
+                self._settle()
+                self._hooks.pop()
+                self._recorder.hooks = self if self._hooks else None
+            return left(hooks, *args)
+
+        cls.__enter__, cls.__exit__ = enter, leave
+        try:
+            yield
+        finally:
+            cls.__enter__, cls.__exit__ = entered, left
+
+    def _packed(self, tensor):
+        if self._recorder.recording and self._recorder.opaque is None and tensor.device.type != "cpu":
+            self.goes(tensor)
+        return self._pack(tensor)
+
+    def goes(self, tensor: torch.Tensor) -> bool:
+        """Whether the hooks take it to the host."""
+        with self._recorder.paused(), torch.no_grad():
+            kept = [t for t in tree_flatten(self._hooks[-1].pack_hook(tensor))[0] if isinstance(t, torch.Tensor)]
+        key = storage_key(tensor)
+        away = bool(kept) and all(t.device.type == "cpu" for t in kept)
+        if away:
+            self._away[key] = kept[0].is_contiguous() and not tensor.is_contiguous()
+            self._stays.discard(key)
+        else:
+            self._away.pop(key, None)
+            self._stays.add(key)
+            if any(storage_key(t) != key for t in kept if t.device.type != "cpu"):
+                self._recorder.notes.append("hooks on saved tensors (saved_tensors_hooks) keep other tensors on the device than operators save: the plan has what operators save")
+        return away
+
+    def note_row(self, row, tensors, results) -> None:
+        self._settle()
+        places = {i: storage_key(t) for i, t in enumerate(t for t in tensors if t.device.type != "cpu")}
+        made = [t for t in results if isinstance(t, torch.Tensor) and t.device.type != "cpu"]
+        self._row = (row, places | {-1 - i: storage_key(t) for i, t in enumerate(made)})
+
+    def _settle(self) -> None:
+        if self._row is None:
+            return
+        row, places = self._row
+        self._row = None
+        away = [place for place, key in places.items() if key in self._away]
+        if away:
+            row["kwargs"] = row.get("kwargs", {}) | {"saved_on_host": away}
+            if any(self._away[places[place]] for place in away):
+                row["kwargs"]["saved_contiguous"] = True
+
+
 class Regions:
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
         self.rows: list[dict[str, Any]] = []
+        self._on_host: dict[int, list[int]] = {}  # by region, places among its arguments
 
     def _begin(self, kind: str, function, args, kwargs) -> dict[str, Any]:
         recorder = self._recorder
@@ -59,6 +185,8 @@ class Regions:
         whole = name is not None and (inside or isinstance(function, torch.nn.Module))
         if inside:
             recorder.enter(name, args)
+        elif kind == "reentrant" and not whole and recorder.entered.get(recorder.modules.name()) == (recorder.modules.call(), len(recorder.ops)):
+            recorder.begins_before(args)  # its module's hooks are outside of it
         references = []
         for leaf in tree_flatten((args, kwargs))[0]:
             if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu":
@@ -73,8 +201,18 @@ class Regions:
             "args": references,
         }
         self.rows.append(row)
+        if recorder.hooks is not None:  # what the function is called with is saved too
+            given = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor) and leaf.device.type != "cpu"]
+            names = {recorder.reference(leaf)[1:]: leaf for leaf in given}
+            self._on_host[row["id"]] = [i for i, name in enumerate(references) if name in names and recorder.hooks.goes(names[name])]
         recorder.region = row["id"]
         return row
+
+    def finish(self) -> None:
+        """The first operator of each region says what the region is called with that is on the host until it runs again."""
+        for op in self._recorder.ops:
+            if away := self._on_host.pop(op.get("region"), None):
+                op["kwargs"] = op.get("kwargs", {}) | {"region_on_host": away}
 
     @contextlib.contextmanager
     def watch(self):
@@ -112,6 +250,42 @@ class Regions:
         finally:
             for name, original in originals.items():
                 setattr(checkpointing, name, original)
+
+    def of_function(self, cls, args, kwargs):
+        """An autograd.Function that is a checkpoint: forward runs without gradients, backward runs the same again and goes back through it. What it
+        keeps is what its `ctx` holds; tensors that it has brought to the host come back when it runs again."""
+        recorder = self._recorder
+        given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor) and t.device.type != "cpu"]
+        called = next((a for a in args if callable(a) and not isinstance(a, torch.Tensor)), None)
+        inside = recorder.region is not None  # of another region, which runs all of it again
+        row = None if inside else self._begin("reentrant", called, args, kwargs)
+        ctx = _Context(args)
+        own_setup = cls.setup_context is not torch.autograd.Function.setup_context
+        try:
+            with _with_gradients(codes_of(cls.forward)):
+                out = cls.forward(*args, **kwargs) if own_setup else cls.forward(ctx, *args, **kwargs)
+            if own_setup:
+                cls.setup_context(ctx, args, out)
+        finally:
+            if not inside:
+                recorder.region = None
+        if row is not None:
+            self._say_what_is_kept(row, ctx, given)
+        return out
+
+    def _say_what_is_kept(self, row, ctx: _Context, given: list[torch.Tensor]) -> None:
+        recorder = self._recorder
+        held = ctx.holds()
+        on_device = {storage_key(t) for t in held if t.device.type != "cpu"}
+        shapes = [(t.shape, t.dtype) for t in held if t.device.type == "cpu"]
+        away = []
+        for tensor in given:
+            name = recorder.reference(tensor)[1:]
+            if name not in row["args"] or storage_key(tensor) in on_device or (tensor.shape, tensor.dtype) not in shapes:
+                continue
+            shapes.remove((tensor.shape, tensor.dtype))
+            away.append(row["args"].index(name))
+        self._on_host[row["id"]] = sorted({*away, *self._on_host.get(row["id"], [])})
 
     def _non_reentrant(self, function, context_fn, args, kwargs, early):
         forward_context, _ = context_fn()

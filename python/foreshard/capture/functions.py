@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from .._autograd import python_apply
+from .checkpoints import Regions, codes_of
 from .pitfalls import own_result_note
 from .opaque import Opaque
 from .recorder import Recorder
@@ -45,6 +46,14 @@ def _is_plain(cls: type) -> bool:
 def _node_of(out: Any) -> Any:
     nodes = (t.grad_fn for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor))
     return next((node for node in nodes if node is not None), None)
+
+
+_NO_WORK = {"aten.detach.default", "aten.alias.default", "aten.view.default", "aten.clone.default", "aten._to_copy.default", "aten.t.default", "aten.empty.memory_format", "aten.copy_.default"}
+
+
+def _may_go_back(cls: type) -> bool:
+    """Whether a backward calls one: the engine's, or a tensor's."""
+    return any("backward" in code.co_names for code in codes_of(cls.backward))
 
 
 def _carried(node: Any) -> list[torch.Tensor]:
@@ -83,8 +92,8 @@ def _operator_of(cls: type, args: tuple) -> tuple[str, list[torch.Tensor]] | Non
 
 
 class Functions:
-    def __init__(self, recorder: Recorder):
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, regions: Regions):
+        self._recorder, self._regions = recorder, regions
 
     @contextlib.contextmanager
     def watch(self):
@@ -97,6 +106,7 @@ class Functions:
             if not recorder.recording or recorder.opaque is not None or _is_plain(cls):
                 return plain(cls, *args, **kwargs)
             known = _operator_of(cls, args)
+            counted, lists = recorder.modules.counts(), [(a, list(a)) for a in args if isinstance(a, list)]
             frame = recorder.opaques.begin(_name_of(cls), args)
             try:
                 out = plain(cls, *args, **kwargs)
@@ -106,6 +116,11 @@ class Functions:
                 recorder.opaques.stand_in(*known, out, frame)
                 return out
             node = _node_of(out)
+            if known is None and self._runs_again(cls, frame, out, node):
+                recorder.modules.count_from(counted)
+                for changed, was in lists:
+                    changed[:] = was
+                return self._regions.of_function(cls, args, kwargs)
             carried = _carried(node)
             if {storage_key(t) for t in carried} & {storage_key(t) for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)}:
                 recorder.notes.append(own_result_note(_name_of(cls)))
@@ -122,6 +137,32 @@ class Functions:
             finally:
                 function.__code__ = code
                 del torch.autograd.Function._captured
+
+    def _runs_again(self, cls: type, frame: Opaque, out: Any, node: Any) -> bool:
+        """Whether its backward runs what forward ran, with gradients, and goes back through that: a checkpoint of the script's own."""
+        if node is None or not hasattr(node, "apply") or not _may_go_back(cls):
+            return False
+        recorder = self._recorder
+        with recorder.paused():
+            given = [torch.empty_like(t) if isinstance(t, torch.Tensor) and t.grad_fn is not None else None for t in (out if isinstance(out, tuple) else (out,))]
+        inside = recorder.opaques.begin_backward("", [t for t in given if t is not None])
+        try:
+            with torch.no_grad():
+                node.apply(*given)
+        except Exception:  # noqa: BLE001 - where it goes back it ends; what else it does is told when it is measured
+            pass
+        finally:
+            recorder.opaque = None
+        if not inside.goes_back:
+            return False
+        work = [name for name in frame.ran if name not in _NO_WORK]
+        if [name for name in inside.ran if name not in _NO_WORK][-len(work) :] == work:
+            return True
+        recorder.notes.append(
+            f"{frame.name}: its backward runs its forward again in pieces (reversible layers), which is not planned: in the plan it is one operator that keeps "
+            "what it saves; units and gradients inside of it are not there; a checkpoint around the layers, or around each, is planned"
+        )
+        return False
 
     def _run_backward(self, frame: Opaque, out: Any, node: Any, carried: list[torch.Tensor]) -> None:
         """What gradients its backward makes, and what it needs beside them: run once, outside the program."""
@@ -146,6 +187,11 @@ class Functions:
                 gradients = None
             finally:
                 recorder.opaque = None
+        if inside.asks:
+            recorder.notes.append(
+                f"{frame.name}: its backward asks autograd for gradients (torch.autograd.grad), whose memory the plan has not: that of its backward is the least that "
+                "it can be; a checkpoint (torch.utils.checkpoint) instead of such a function is planned"
+            )
         if inside.meets:
             frame.row["kwargs"] = frame.row.get("kwargs", {}) | {"meets_backward": inside.meets}
         of_tensors = [g for g, t in zip(given, results) if isinstance(t, torch.Tensor)]

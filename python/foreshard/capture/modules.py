@@ -33,6 +33,13 @@ class ModuleStack:
     def next_call(self, name: str) -> int:
         return self._counts.get(name, 0)
 
+    def counts(self) -> dict[str, int]:
+        return dict(self._counts)
+
+    def count_from(self, counts: dict[str, int]) -> None:
+        """What has run since was a trial."""
+        self._counts = counts
+
     def name_of(self, module: torch.nn.Module) -> str | None:
         return self._names.get(module)
 

@@ -54,6 +54,9 @@ class Opaque:
     saved: list[tuple[int, tuple[int, ...], torch.dtype, int]] = field(default_factory=list)
     row: dict[str, Any] = field(default_factory=dict)
     places: list[int | None] = field(default_factory=list)  # of `saved` in the row; None: not told
+    goes_back: bool = False  # backward: it calls the engine in turn
+    asks: bool = False  # ... or asks it for gradients (torch.autograd.grad)
+    ran: list[str] = field(default_factory=list)  # operators inside, in order
     meets: list[list] = field(default_factory=list)  # collectives inside, as the model has them
     unpacked: dict[int, int] = field(default_factory=dict)  # backward: storages made for `saved`, by place there
 

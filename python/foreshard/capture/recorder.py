@@ -76,6 +76,8 @@ class Recorder(TorchDispatchMode):
         self.casts = Casts()
         self.on_reference: list[Any] = []  # called with (tensor, name of its value)
         self.on_operator: list[Any] = []  # called with (func, args, kwargs, Place) for every operator
+        self.entered: dict[str, tuple[int, int]] = {}  # by module: its latest call, and how many operators there were
+        self.hooks = None  # the script's own on what autograd saves, while it has some (checkpoints.Hooks)
         self._paused = 0
         self._writes = False
         self.trainable: dict[str, bool] = {}  # of parameters, by reference
@@ -176,6 +178,7 @@ class Recorder(TorchDispatchMode):
         out = self._run(func, name, args, kwargs)
         place = opaque.measure(out, name)
         opaque.flops += product_flops(func, args, out)
+        opaque.ran.append(name)
         if (collective := collectives.met(func, args, out)) is not None:
             opaque.meets.append(collective.row(self.mesh.dimension(collective)))
         if opaque.forward:
@@ -229,6 +232,8 @@ class Recorder(TorchDispatchMode):
                 self.casts.kept.append(value)
             out.append(value)
         row["out"] = out
+        if self.hooks is not None:
+            self.hooks.note_row(row, tensors, results)
 
     def _changed(self, tensor, reference: str, index: int) -> Value | None:
         """What an operator leaves of its argument: a value anew, its gradient goes another way than the old one's.
@@ -370,12 +375,19 @@ class Recorder(TorchDispatchMode):
                     row["out"] = [out if name in needed else None for out, name in zip(row["out"], made)]
             needed.update(names_of(row["args"]), names_of(row.get("kwargs", {})))
 
+    def begins_before(self, args: Any) -> None:
+        """The module that runs has begun, though none of its operators has run: a view says so."""
+        self._view(self.modules.name(), self.modules.call(), args)
+
     def enter(self, name: str, args: Any) -> None:
         """The module `name` is called: what comes is in its call, though it has not begun (a `__call__` of its own). A view says so."""
+        self._view(name, self.modules.next_call(name), args)
+
+    def _view(self, name: str, call: int, args: Any) -> None:
         given = next((t for t in tensors_of(args) if t.device.type != "cpu" and t.is_floating_point()), None)
         if given is None:
             return
-        row = {"op": "aten.view.default", "module": name, "call": self.modules.next_call(name), "args": [self.reference(given), list(given.shape)]}
+        row = {"op": "aten.view.default", "module": name, "call": call, "args": [self.reference(given), list(given.shape)]}
         value = self.table.add(self.table.new_name(), given, len(self.ops))
         value.grows = given.requires_grad and torch.is_grad_enabled()
         self.ops.append(row | {"out": [value]})

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from . import answers, autocast, collectives, flex, inner, missing, packed, pitfalls
 from .attention import CudaComposites
-from .checkpoints import Regions
+from .checkpoints import Hooks, Regions
 from .document import CapturedModel, make_document
 from .engine import Engine, Known
 from .errors import CaptureError
@@ -30,7 +30,7 @@ from .values import Storage, ValueTable, dtype_name, storage_key
 
 _OLDEST = (2, 6)
 _TOLD = 1 << 16  # bytes that a module keeps beside its state
-_PRECISION = ("param", "buffer", "output", "units", "root", "parts")
+_PRECISION = ("param", "buffer", "output", "outputs", "anew", "units", "root", "parts")
 WRAPPED = "_checkpoint_wrapped_module"  # what a unit's name ends with whose wrapper is no part of it
 
 
@@ -111,8 +111,10 @@ class Session:
         self.buffer = _dtype(precision.get("buffer"), "buffer")
         self.output = _dtype(precision.get("output"), "output")
         self.units = set(precision.get("units") or [])
+        self.anew = set(precision.get("anew") or [])
         self.casts_at_root = bool(precision.get("root", True))
         self.parts = {name: (_dtype(param, "param"), _dtype(buffer, "buffer")) for name, (param, buffer) in (precision.get("parts") or {}).items()}
+        self.outputs_of = {name: _dtype(output, "outputs") for name, output in (precision.get("outputs") or {}).items()}
         self.device = torch.device("cuda", 0)
         self.structure = Structure(module)
         self.table = ValueTable()
@@ -142,7 +144,8 @@ class Session:
             mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
             missing.register()
         fakes = Fakes(mode, self.device, self.dtypes_of, self.recorder.known)
-        regions, functions = Regions(self.recorder), Functions(self.recorder)
+        regions = Regions(self.recorder)
+        functions = Functions(self.recorder, regions)
         collecting = gc.isenabled()
         with warnings.catch_warnings(), contextlib.ExitStack() as inside:
             warnings.simplefilter("ignore")
@@ -162,7 +165,8 @@ class Session:
             _runs.append(self)
             try:
                 with mode, CudaComposites(not self.virtual, self.recorder.casts), self.recorder:
-                    with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+                    own = torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack)
+                    with Hooks(self.recorder, self._pack, self._unpack).watch(own), own:
                         task.step(self.module, *batch)
             except CaptureError:
                 raise
@@ -187,6 +191,7 @@ class Session:
         if used := list(self.recorder.known.used):
             more = f" and {len(used) - 3} more" if len(used) > 3 else ""
             self.notes.append(f"sizes or branches hang on the values of this batch, in {', '.join(used[:3])}{more}: the plan is for batches like it")
+        regions.finish()
         notes = self.notes + list(dict.fromkeys(self.recorder.notes))
         return CapturedModel(make_document(self, regions.rows), notes, "virtual" if self.virtual else "fake")
 
@@ -269,8 +274,11 @@ class Session:
     def _enter(self, name: str, call: int, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
         if not self.recorder.recording or self.recorder.opaque is not None:
             return args, kwargs
+        self.recorder.entered[name] = (call, len(self.recorder.ops))
         if self.casts_at(name):
             args, kwargs = self.lowered(name, (args, kwargs))
+        if name in self.anew and torch.is_grad_enabled():
+            args, kwargs = self._handed_on(args, kwargs)
         seen: list[str] = []
         for leaf in leaves_of((args, kwargs)) + [v for a in args if isinstance(a, dict) for v in leaves_of(a)]:
             if not isinstance(leaf, torch.Tensor) or leaf.device.type == "cpu":
@@ -282,9 +290,21 @@ class Session:
             self.module_calls.append({"module": name, "call": call, "args": seen})
         return args, kwargs
 
+    def _handed_on(self, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """FSDP2 hands what requires a gradient on by a function of its own (RegisterPostBackwardFunction): to a unit's code it is another tensor at each
+        place, which `key is value` asks (nn.MultiheadAttention)."""
+        leaves, spec = tree_flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+        if len({id(leaves[i]) for i in places}) == len(places):  # nothing is there twice
+            return args, kwargs
+        with self.recorder.paused():
+            for i in places:
+                leaves[i] = leaves[i].view_as(leaves[i])
+        return tree_unflatten(leaves, spec)
+
     def dtypes_of(self, name: str) -> tuple[torch.dtype | None, torch.dtype | None]:
         """Of the parameters and buffers of this module."""
-        return next((dtypes for part, dtypes in self.parts.items() if f"{name}.".startswith(f"{part}.")), (self.param, self.buffer))
+        return next((dtypes for part, dtypes in self.parts.items() if not part or f"{name}.".startswith(f"{part}.")), (self.param, self.buffer))
 
     def casts_at(self, name: str) -> bool:
         """Whether this module's floating arguments are cast."""
@@ -300,8 +320,9 @@ class Session:
         return _cast(values, self.dtypes_of(name)[0])
 
     def cast_result(self, name: str, output):
-        """FSDP2's output_dtype: what the root returns, within its call (_post_forward)."""
-        return output if name or self.output is None else _cast(output, self.output)
+        """FSDP2's output_dtype: what a unit returns, within its call (_post_forward)."""
+        dtype = self.outputs_of.get(name, None if name else self.output)
+        return output if dtype is None else _cast(output, dtype)
 
     def _leave(self, name: str, call: int, output: Any) -> None:
         if not self.recorder.recording:
@@ -357,6 +378,10 @@ class Session:
 
         def backward(tensors, *args, **kwargs):
             """Not run: autograd's engine asks the driver for the card, and what it does follows from the forward."""
+            trial = self.recorder.opaque
+            if trial is not None and not trial.forward:
+                trial.goes_back = True
+                raise RuntimeError("the engine within a backward of the script's own")
             if not self.recorder.done:
                 self._begin_backward(tensors[0] if isinstance(tensors, (tuple, list)) else tensors)
 
@@ -364,6 +389,8 @@ class Session:
 
         def grad(*args, **kwargs):
             if self.recorder.done or self.recorder.opaque is not None:
+                if self.recorder.opaque is not None and not self.recorder.opaque.forward:
+                    self.recorder.opaque.asks = True
                 return gradients(*args, **kwargs)
             if not inner.inside_transform():
                 return self.engine.grad(*args, **kwargs)

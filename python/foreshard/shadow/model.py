@@ -185,10 +185,18 @@ def _precision(found: dict) -> dict:
         precision |= {"output": whole["output"]} if whole["output"] != "none" else {}
     key = "cast_root_forward_inputs" if found["runtime"] == "fsdp1" else "cast_forward_inputs"
     precision["root"] = whole is not None and whole[key]
-    differ = [unit for unit in rows if found["runtime"] == "fsdp1" and any(unit[key] != value for key, value in zip(("param", "buffer"), usual))]
+    fsdp1 = found["runtime"] == "fsdp1"
+    everyone = rows if fsdp1 else found["units"]
+    differ = [unit for unit in everyone if any(unit[key] != value for key, value in zip(("param", "buffer"), usual))]
     if outermost or differ:
-        own = sorted((outermost if not differ else rows), key=lambda unit: -len(unit["modules"][0]))  # the innermost first
-        precision["parts"] = {unit["modules"][0]: tuple(None if unit[key] == "none" else unit[key] for key in ("param", "buffer")) for unit in own}
+        own = {name: unit for unit in (outermost if not differ else everyone) for name in unit["modules"]}
+        precision["parts"] = {name: tuple(None if own[name][key] == "none" else own[name][key] for key in ("param", "buffer")) for name in sorted(own, key=len, reverse=True)}  # the innermost first
+    if not fsdp1 and (returned := {name: unit["output"] for unit in found["units"] for name in unit["modules"] if unit["output"] != "none" and (name or found["roots"] > 1)}):
+        precision.pop("output", None)
+        precision |= {"output": whole["output"]} if whole is not None and whole["output"] != "none" else {}
+        precision["outputs"] = returned
+    if not fsdp1:  # of a list of modules the first that is called alone
+        precision["anew"] = [unit["modules"][0] for unit in found["units"] if len(unit["modules"]) == 1]
     if found["loose"]:
         precision["parts"] = precision.get("parts", {}) | {loose.NAME: (None, None)}
     return precision | ({"units": casts} if casts else {})

@@ -14,7 +14,7 @@ from .names import variables
 from .notes import note
 from .reads import values
 from .tape import loose
-from .tape.words import Apply, Checkpoint, Copied, Part, Player, Slot, autocast_of, leaves, together
+from .tape.words import Apply, Checkpoint, Copied, Part, Player, Slot, autocast_of, hooks_of, leaves, together
 
 _MOST_ASIDE = 8  # forwards without gradients before the first with them: more are a text that is made, or an evaluation
 _left_out = 0  # forwards that no plan has
@@ -407,7 +407,7 @@ class Tape:
     def _state(self) -> tuple:
         import torch
 
-        return torch.is_grad_enabled(), autocast_of(torch)
+        return torch.is_grad_enabled(), (autocast_of(torch), hooks_of(torch))
 
     def _packed(self, tree):
         from torch.utils._pytree import tree_map

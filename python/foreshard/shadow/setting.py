@@ -327,6 +327,7 @@ def _may_train(module) -> bool:
 
 def backward_begins() -> None:
     root = _root()
+    _frozen_now["now"] = frozenset(_frozen(root))
     if steps.is_first():
         beside.backward_begins(root, script_step.storages())
     if steps.backward(steps.Pass(_reduces(root), units.switches(root))) and (not steps.is_first() or turns.count()):
@@ -485,9 +486,27 @@ def turn_ends(turn: int, anew: bool) -> bool:
     """A step of this turn has ended (turns.py). Whether what was watched is the turn's. Turns are expected to come round in one order."""
     turns.read_as_later(turn, _gradients)
     kept = turns.keeps(turn)
+    if kept and "now" in _frozen_now:
+        _frozen_in.setdefault(turn, []).append(_frozen_now.pop("now"))
     if anew or turns.count() > 1 or not kept:
         turns.go_to(turns.count() if anew else (turn + 1) % turns.count())
     return kept
+
+
+_frozen_now: dict[str, frozenset] = {}  # what the backward that has begun does not train
+_frozen_in: dict[int, list[frozenset]] = {}  # ... and each step, by turn
+
+
+def _tell_what_is_frozen_later(turn: int) -> None:
+    """A plan has one set of parameters that train."""
+    each = _frozen_in.get(turn, [])
+    other = [i + 1 for i, frozen in enumerate(each) if frozen != each[0]]
+    if other:
+        changed = frozenset().union(*(each[i - 1] ^ each[0] for i in other))
+        note(
+            f"what trains changes from step to step ({len(changed)} parameters, {min(changed)} among them, in step {', '.join(map(str, other))}): no plan is of that, its memory, "
+            "gathers and reductions are right for no step; --steps 1 plans the beginning, and a run that is frozen from its first step on plans what comes later"
+        )  # fmt: skip
 
 
 def finish() -> None:
@@ -499,6 +518,7 @@ def finish() -> None:
         if _found is None:
             continue
         _finish(turn)
+        _tell_what_is_frozen_later(turn)
         _found.pop("watched", None)
         if _found["model"] is None:
             model.forget_steps(_found)

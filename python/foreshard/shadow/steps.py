@@ -133,7 +133,8 @@ def forget_forwards() -> bool:
 def backward(begins: Pass) -> bool:
     """A backward begins; several of one forward are one pass. Whether it is the step's first."""
     if _state is None or not _state.forwards:
-        if _state is not None and _state.passes and not _state.stepped() and _state.is_first:
+        nested = _state is not None and _state.engines > 0  # a checkpoint's own, within the step's
+        if _state is not None and _state.passes and not _state.stepped() and _state.is_first and not nested:
             note("several backwards of one forward (retain_graph): the plan has the first one's alone; the others gather and reduce once more")
         return False
     _state.passes.append(begins._replace(asides=_state.asides))
@@ -146,6 +147,7 @@ class _Steps:
         self.wanted = wanted  # 0: until the script ends
         self.figures: list[dict] = []
         self.forwards = 0  # since the last backward
+        self.engines = 0  # backwards that run, one within another
         self.passes: list[Pass] = []
         self.passes_of_turn: dict[int, list[Pass]] = {}  # of the last step of each
         self.asides = 0  # since the last backward
@@ -206,8 +208,12 @@ class _Steps:
         @functools.wraps(inner)
         def run(*args, **kwargs):
             self._backwards += 1
-            with values.in_backward():
-                return inner(*args, **kwargs)
+            self.engines += 1
+            try:
+                with values.in_backward():
+                    return inner(*args, **kwargs)
+            finally:
+                self.engines -= 1
 
         module._engine_run_backward = run
 

@@ -49,7 +49,7 @@ class SegmentPlayer {
   void free_held(bool only_gradients);
   /// Buffers that modules put others in the place of: they lie where those will be made. The list is empty afterwards.
   void replace_buffers(std::vector<ResidentBuffer>& buffers);
-  /// Loss and outputs, which somebody holds beyond the micro-batch: the caller's from now on.
+  /// Loss and outputs, which somebody holds beyond the micro-batch, the loss first: the caller's from now on.
   std::vector<BlockHandle> take_held();
 
   /// Since begin(), which is called for every iteration.

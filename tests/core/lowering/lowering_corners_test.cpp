@@ -342,6 +342,35 @@ TEST(LoweringFacts, ACheckpointedCallKeepsItsArgumentsUsedOrNot) {
   EXPECT_FALSE(kept(false));
 }
 
+TEST(LoweringFacts, WhatHooksOfTheModelsOwnTakeToTheHostGoesAndComesBackForItsNode) {
+  const auto lowered = [](bool hooks) {
+    ToyProgram toy;
+    const std::string x = toy.input("x", {6, 4});
+    toy.module("", "Root");
+    toy.param("w", {4, 4});
+    toy.op("aten.mm.default", {x, "%w"}, {{"h", {6, 4}}});
+    toy.op("aten.sin.default", {"h"}, {{"s", {6, 4}}});
+    toy.op("aten.sum.default", {"s"}, {{"loss", {}}});
+    Model model = toy.finish("loss");
+    if (hooks) model.ops[1].kwargs = {{"saved_on_host", Arg{ArgList{Arg{std::int64_t{0}}}}}};
+    return *lower(model, {{0, 2}, {2, 3}}, all_trainable(model));
+  };
+  const auto kernels = [](const LoweredProgram& program, bool backward) {
+    const SegmentTemplate& segment = program.templates[static_cast<std::size_t>(program.instances[0].lowered)];
+    std::vector<std::string> names;
+    for (const Kernel& kernel : (backward ? segment.backward : segment.forward).kernels)
+      if (kernel.offload != OffloadStep::AwaitCompute && kernel.offload != OffloadStep::AwaitCopies)
+        names.push_back(program.op_names[static_cast<std::size_t>(kernel.op)]);
+    return names;
+  };
+  const LoweredProgram with = lowered(true), without = lowered(false);
+  EXPECT_EQ(kernels(with, false), (std::vector<std::string>{"aten.mm.default", "offload.to_host", "aten.sin.default"}));
+  EXPECT_EQ(kernels(without, false), (std::vector<std::string>{"aten.mm.default", "aten.sin.default"}));
+  EXPECT_EQ(kernels(with, true).front(), "offload.to_device");
+  EXPECT_TRUE(with.offloads);
+  EXPECT_FALSE(without.offloads);
+}
+
 TEST(LoweringFacts, ARegionOfTheModelsOwnKeepsTheResultsItNames) {
   const auto recomputed = [](std::vector<std::int32_t> save, bool early_stop = true) {
     ToyProgram toy;

@@ -53,6 +53,11 @@ def autocast_of(torch) -> tuple:
     return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"), torch.is_autocast_cache_enabled()
 
 
+def hooks_of(torch):
+    """Those that the script has on what autograd saves (save_on_cpu); None: none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
+
+
 class Player:
     """Plays rows; holds a tensor until its row says that the script let go of it."""
 
@@ -64,6 +69,7 @@ class Player:
         self._behind_last = returned
         given.clear()  # a batch that no name holds goes when the rows say so
         self._outside = autocast_of(torch)
+        self._hooks: tuple | None = None  # the script's, and the context that has them
 
     def play(self, rows) -> None:
         last = max((at for at, row in enumerate(rows) if row[0] == "forward"), default=-1)
@@ -81,6 +87,7 @@ class Player:
                         self._behind_last()
         finally:
             self._leave_cast()
+            self._leave_hooks()
 
     @staticmethod
     def _empty(shape, dtype):
@@ -88,11 +95,13 @@ class Player:
 
         return torch.empty(shape, dtype=dtype, device="cuda")
 
-    def _call(self, kind, function, packed, slots, grad, cast) -> None:
+    def _call(self, kind, function, packed, slots, grad, around) -> None:
         import torch
         from torch.utils._pytree import tree_map
 
+        cast, hooks = around
         self._enter_cast(cast)
+        self._enter_hooks(hooks)
         args, kwargs = tree_map(self._unpacked, packed)
         with torch.set_grad_enabled(grad):
             result = (self._unpacked(function) if kind == "forward" else function)(*args, **kwargs)
@@ -120,6 +129,21 @@ class Player:
             enabled, dtype, cache = cast
             self._cast = (cast, torch.autocast("cuda", dtype=dtype, enabled=enabled, cache_enabled=cache))
             self._cast[1].__enter__()
+
+    def _enter_hooks(self, hooks) -> None:
+        import torch
+
+        if (self._hooks[0] if self._hooks else None) == hooks:
+            return
+        self._leave_hooks()
+        if hooks is not None:
+            self._hooks = (hooks, torch.autograd.graph.saved_tensors_hooks(*hooks))
+            self._hooks[1].__enter__()
+
+    def _leave_hooks(self) -> None:
+        if self._hooks is not None:
+            self._hooks[1].__exit__(None, None, None)
+            self._hooks = None
 
     def _leave_cast(self) -> None:
         if self._cast is not None:
