@@ -217,6 +217,21 @@ class Shadow(unittest.TestCase):
         optimizer = found[0][1]["train"]["optimizer"]
         self.assertEqual((optimizer["watched"], [(each["watched"], each["params"]) for each in optimizer["parts"]]), ("Kept", [("Kept-2", ["1.*", "2.*"])]))
 
+    def test_an_optimizer_that_steps_others_is_these(self):
+        """Unless it keeps something of its own."""
+        answer, job = self.watch("own_steps.py", "held", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, time=None)
+        self.assertEqual(answer["differences"], [])
+        self.assertNotIn("watched", answer["job"])
+        _, job = self.watch("own_steps.py", "slow", flags=("--world", "8"))
+        self.assertIn("Held", [each.get("watched") for each in (job["train"]["optimizer"], *job["train"]["optimizer"].get("parts", []))])
+
+    def test_steps_inside_of_a_backward_end_with_it(self):
+        answer, job = self.watch("own_steps.py", "inside", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, time=None)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual(job["train"]["optimizer"]["impl"], "in_backward_foreach")
+
     def test_an_allocator_that_has_no_history(self):
         answer, job = self.watch("own_steps.py", "mixed", flags=("--world", "2"), environment={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
         self.assertNotIn("watched", job["train"]["optimizer"])
@@ -504,7 +519,9 @@ class Shadow(unittest.TestCase):
 
     def test_sequences_that_a_script_cuts_by_hand(self):
         """Ranks that share them lie among those that FSDP shards over, or beside them; a plan that cuts layers leaves their collectives alone."""
-        for words, degree in (([], None), (["--gather"], None), (["--data"], 2), (["--tensor", "2"], 2), (["--tensor", "2", "--gather"], 2)):
+        ways = [([], None), (["--gather"], None), (["--data"], 2), (["--tensor", "2"], 2), (["--tensor", "2", "--gather"], 2)]
+        ways += [(["--placed", "code"], None), (["--placed", "style", "--data"], 2), (["--placed", "own style"], None)]
+        for words, degree in ways:
             with self.subTest(words), tempfile.TemporaryDirectory() as folder:
                 answer, job = self.watch("sequences.py", *words, flags=("--world", "8", "--out", folder))
                 self.assert_as_planned(answer, within=0.0005, reserved=0.02)

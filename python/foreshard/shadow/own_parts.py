@@ -32,6 +32,12 @@ def exchanged() -> None:
     _own = _own or frame is None
 
 
+def exchanged_dimensions() -> None:
+    """What is cut along one dimension is cut along another (DTensor.redistribute(), a style): no plan has that where no layer is cut."""
+    global _own
+    _own = _own or not _is_decided
+
+
 def met() -> None:
     """Another collective is called: it is of the same kind where a module of experts calls it, which brings all ranks' rows to each."""
     global _own, _tries

@@ -436,7 +436,8 @@ def optimizer_steps(optimizer) -> None:
 
 def _optimizers_of(root, turn: int) -> list:
     trained = set() if root is None else {id(p) for p in root.parameters()}
-    return [each for each in steps.optimizers(turn) if any(id(p) in trained for group in each.param_groups for p in group["params"])]
+    stepped = [each for each in steps.optimizers(turn) if not memory.holds_others(each)]
+    return [each for each in stepped if any(id(p) in trained for group in each.param_groups for p in group["params"])]
 
 
 def _zero_grad() -> str:

@@ -300,6 +300,12 @@ def is_of_mesh(function) -> bool:
     return any(isinstance(value, DeviceMesh) for value in _closed_over({0: function}))
 
 
+def is_of_script(hook) -> bool:
+    """Whether a hook on a module's forward changes how tensors lie over the ranks of a mesh, for which no plan stands where nothing is cut; context
+    ranks' has one."""
+    return isinstance(hook, types.FunctionType) and is_of_mesh(hook)
+
+
 def _style(module):
     """The style that stands in a module's forward."""
     forward = module.__dict__.get("forward")

@@ -16,6 +16,8 @@ _NAMED = {
 _MOST_EVENTS = 200_000
 _seen: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by optimizer
 _running: list[_Running] = []  # the outermost first
+_stepped: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # named optimizers that have stepped inside of others: allocations before it
+_holders: weakref.WeakSet = weakref.WeakSet()  # that have stepped others, and done nothing beside
 
 
 class _Running:
@@ -23,6 +25,8 @@ class _Running:
 
     def __init__(self, optimizer, backwards: int, head: list[dict]):
         self.optimizer, self.depth, self.is_whole, self.backwards, self.head = weakref.ref(optimizer), 1, True, backwards, head
+        self.own = 0  # allocations of its own: of all until its end, less those before it and of the named ones inside
+        self.inside: set[int] = set()  # ids of the parameters that these have stepped
 
 
 class _Seen:
@@ -44,9 +48,14 @@ def is_named(optimizer) -> bool:
 
 def begins(optimizer, backwards: int) -> None:
     """`backwards`: how many have run."""
-    if is_named(optimizer) or not any(p.is_cuda for p in _parameters(optimizer)):
-        return
     import torch
+
+    if is_named(optimizer):
+        if _running:
+            _stepped[optimizer] = _allocations(torch)
+        return
+    if not any(p.is_cuda for p in _parameters(optimizer)):
+        return
 
     if _running and _running[-1].optimizer() is optimizer:
         _running[-1].depth += 1
@@ -66,9 +75,16 @@ def begins(optimizer, backwards: int) -> None:
     seen.last = None
     seen.params = _trained(optimizer) or seen.params
     _running.append(_Running(optimizer, backwards, _since(seen, live, optimizer)))
+    _running[-1].own = -_allocations(torch)
 
 
 def ends(optimizer, backwards: int) -> None:
+    if _running and optimizer in _stepped:
+        import torch
+
+        _running[-1].own -= _allocations(torch) - _stepped.pop(optimizer)
+        _running[-1].inside |= {id(p) for p in _parameters(optimizer)}
+        return
     if not _running or _running[-1].optimizer() is not optimizer:
         return
     import torch
@@ -78,6 +94,11 @@ def ends(optimizer, backwards: int) -> None:
         return
     step = _running.pop()
     if not step.is_whole:
+        return
+    if step.inside.issuperset(map(id, _parameters(optimizer))) and step.own + _allocations(torch) == 0:
+        torch.cuda.memory._record_memory_history(enabled=None)
+        _seen.pop(optimizer, None)
+        _holders.add(optimizer)
         return
     trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -89,6 +110,16 @@ def ends(optimizer, backwards: int) -> None:
         _keep(seen, step.head + _without_gradients(trace, optimizer))
     else:
         note(f"a step of {type(optimizer).__name__} takes and gives back more blocks than are watched ({_MOST_EVENTS})")
+
+
+def holds_others(optimizer) -> bool:
+    """Whether those that it has stepped are all that it does (torchtitan's container)."""
+    return optimizer in _holders
+
+
+def _allocations(torch) -> int:
+    """Of this process so far."""
+    return torch.cuda.memory_stats()["allocation.all.allocated"]
 
 
 def tell_errors(step):
