@@ -25,7 +25,7 @@ class _Running:
 
     def __init__(self, optimizer, backwards: int, head: list[dict]):
         self.optimizer, self.depth, self.is_whole, self.backwards, self.head = weakref.ref(optimizer), 1, True, backwards, head
-        self.own = 0  # allocations of its own: of all until its end, less those before it and of the named ones inside
+        self.own = 0  # allocations of its step, less those of the named ones inside; of hooks behind it are the script's
         self.inside: set[int] = set()  # ids of the parameters that these have stepped
 
 
@@ -75,7 +75,6 @@ def begins(optimizer, backwards: int) -> None:
     seen.last = None
     seen.params = _trained(optimizer) or seen.params
     _running.append(_Running(optimizer, backwards, _since(seen, live, optimizer)))
-    _running[-1].own = -_allocations(torch)
 
 
 def ends(optimizer, backwards: int) -> None:
@@ -95,7 +94,7 @@ def ends(optimizer, backwards: int) -> None:
     step = _running.pop()
     if not step.is_whole:
         return
-    if step.inside.issuperset(map(id, _parameters(optimizer))) and step.own + _allocations(torch) == 0:
+    if step.inside.issuperset(map(id, _parameters(optimizer))) and step.own == 0:
         torch.cuda.memory._record_memory_history(enabled=None)
         _seen.pop(optimizer, None)
         _holders.add(optimizer)
@@ -129,11 +128,18 @@ def tell_errors(step):
 
     @functools.wraps(step)
     def told(*args, **kwargs):
+        step_of_its_own = _running[-1] if _running and _running[-1].optimizer() is args[0] and _running[-1].depth == 1 else None
+        import torch
+
+        before = _allocations(torch) if step_of_its_own else 0
         try:
             return step(*args, **kwargs)
         except BaseException:
             _fails(args[0])
             raise
+        finally:
+            if step_of_its_own:
+                step_of_its_own.own += _allocations(torch) - before
 
     return told
 
