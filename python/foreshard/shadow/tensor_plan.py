@@ -153,7 +153,7 @@ def why_not(root) -> str | None:
         module = getattr(each, "_module_info", None) and each._module_info.module
         if _is_cut_twice(each) and not are_experts(each):
             return f"{name} is cut over two dimensions beside FSDP's: not planned"
-        cut = getattr(each, "is_dtensor", False) and any(one.is_shard() for one in each._tp_spec.placements)
+        cut = getattr(each, "is_dtensor", False) and any(one.is_shard() for one in names.spec(each).placements)
         if cut and _word(module, parts.get(id(module), [])) is None and id(module) in parts:
             return f"{name} is cut over ranks, and is no layer's, table's or stacked matrix that a plan cuts: not planned"
     for name, module in root.named_modules():
@@ -179,7 +179,7 @@ def _dtensor() -> type:
 
 
 def _is_cut_twice(parameter) -> bool:
-    return getattr(parameter, "is_dtensor", False) and sum(one.is_shard() for one in parameter._tp_spec.placements) > 1
+    return getattr(parameter, "is_dtensor", False) and sum(one.is_shard() for one in names.spec(parameter).placements) > 1
 
 
 def gathered_by_the_loss(cut: dict) -> dict:
@@ -197,9 +197,9 @@ def over(parameters, fsdp_mesh) -> dict[str, int]:
         sizes = {"tensor_parallel": 1, "expert_parallel": 1}
         if not are_experts(each):
             sizes["tensor_parallel"] = 1 if _is_cut_twice(each) else each._spmd_mesh.size() // fsdp_mesh.size()
-        for dimension, placement in enumerate(each._tp_spec.placements if are_experts(each) else ()):
+        for dimension, placement in enumerate(names.spec(each).placements if are_experts(each) else ()):
             if placement.is_shard():
-                sizes["expert_parallel" if placement.is_shard(0) else "tensor_parallel"] *= each._tp_spec.mesh.size(dimension)
+                sizes["expert_parallel" if placement.is_shard(0) else "tensor_parallel"] *= names.spec(each).mesh.size(dimension)
         ranks = {key: max(size, sizes[key]) for key, size in ranks.items()}
     return ranks
 
@@ -216,8 +216,8 @@ def _cut(root) -> dict[int, list]:
     parts: dict[int, list] = {}
     for each in names.mesh_parameters(root):
         if getattr(each, "is_dtensor", False) and each._module_info.param_name != "bias":
-            cut = [one for one in each._tp_spec.placements if one.is_shard()]
-            placement = _Twice() if are_experts(each) and len(cut) > 1 else each._tp_spec.placements[-1]
+            cut = [one for one in names.spec(each).placements if one.is_shard()]
+            placement = _Twice() if are_experts(each) and len(cut) > 1 else names.spec(each).placements[-1]
             for module in (each._module_info.module, *each._module_info.shared_modules):
                 parts.setdefault(id(module), []).append((len(each.sharded_param.shape), placement))
     return parts
