@@ -517,6 +517,18 @@ class Shadow(unittest.TestCase):
         self.assertFalse(job["mesh"]["loss_parallel"])
         self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
 
+    def test_sequences_that_ranks_share_and_nothing_shards(self):
+        """The script sums the gradients itself, which the plan has not, and is told."""
+        answer, job = self.watch("mesh.py", "--context", "buffers", "--over", "none", flags=("--world", "2"))
+        self.assert_as_planned(answer, time=None)
+        self.assertEqual(((job["fsdp"]["runtime"]), job["fsdp"]["wrap"]["root"], job["mesh"]["context"]), ("none", False, 2))
+        self.assertEqual({each["kind"] for each in answer["differences"]}, {"all-reduce"})
+
+    def test_sequences_that_ranks_share_beside_those_that_shard(self):
+        answer, _ = self.watch("mesh.py", "--context", "buffers", "--over", "rest", flags=("--world", "4"))
+        self.assertFalse(answer["plan"])
+        self.assertTrue(any("share a sequence" in note for note in answer["notes"]), answer["notes"])
+
     def test_sequences_that_a_script_cuts_by_hand(self):
         """Ranks that share them lie among those that FSDP shards over, or beside them; a plan that cuts layers leaves their collectives alone."""
         ways = [([], None), (["--gather"], None), (["--data"], 2), (["--tensor", "2"], 2), (["--tensor", "2", "--gather"], 2)]

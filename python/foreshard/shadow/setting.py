@@ -562,6 +562,11 @@ def _finish(turn: int) -> None:
         note(reason)
         _found["model"] = None
         return
+    if _first_call.get("sequence") and (apart := own_parts.ranks_beside(_found) // tensor_plan.ranks(_root())) > 1 and not _found["alone"]:
+        note(f"FSDP or DDP has one of {apart} ranks that share a sequence in its group, and the script sums their gradients itself, or nobody does: not planned "
+             "(a group of both dimensions is, mesh[\"data\", \"context\"]._flatten())")  # fmt: skip
+        _found["model"] = None
+        return
     if _plain.get("parts"):
         note("DDP replicates a model whose layers lie over tensor ranks: not planned (fully_shard over a mesh of both dimensions is)")
         _found["model"] = None
