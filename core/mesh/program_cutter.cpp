@@ -331,6 +331,10 @@ void ProgramCutter::special(Op& op, const std::vector<CutTensor>& args) {
     op.name = name;
     op.kwargs.push_back({"mesh", Arg{static_cast<std::int64_t>(options_.dimension)}});
   };
+  if (op.name.starts_with("torchao.matmul_float8") && args[1].cut.cut()) {  // scales of what ranks have parts of
+    op.kwargs.push_back({"mesh", Arg{static_cast<std::int64_t>(options_.dimension)}});
+    op.kwargs.push_back({"inner", Arg{static_cast<std::int64_t>(args[1].cut.dim == 1 ? 1 : 0)}});
+  }
   if (op.name == "aten.embedding.default" && args[0].cut.dim == 0) {
     with_dimension("mesh.embedding");
     op.kwargs.push_back({"begin", Arg{begin_of(args[0].cut.whole, options_.group)}});

@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
 
 #include "core/adapters/adapted_model.h"
 #include "core/lowering/lowering.h"
@@ -155,6 +158,37 @@ TEST(MeshScripts, Float8LayersAreCutAsLinearOnesAre) {
     job.model.float8 = float8;
     EXPECT_EQ(collectives(), plain);
   }
+}
+
+TEST(MeshScripts,
+     ScalesOfWhatRanksHavePartsOfAreTheLargestOfTheirs) {  // as recorded of torchtitan: 28 a block of seven
+  Job job = job_of(true);
+  job.mesh.loss_parallel = false;
+  using Meetings = std::map<Bytes, int>;  // all-reduces of largest numbers, by bytes
+  const auto met = [&](const char* recipe) {
+    job.model.float8 = recipe;
+    const Model model = rank_of(job);
+    const std::vector<bool> trainable(model.params.size(), true);
+    const auto end = static_cast<std::int32_t>(model.ops.size());
+    const LoweredProgram lowered = lower(model, {{0, end, false, -1}}, trainable).value();
+    std::array<Meetings, 2> count;
+    for (const Kernel& kernel : lowered.templates.front().forward.kernels)
+      if (kernel.maximum) ++count[0][kernel.vector_bytes];
+    for (const Kernel& kernel : lowered.templates.front().backward.kernels)
+      if (kernel.maximum) ++count[1][kernel.vector_bytes];
+    return count;
+  };
+  const std::array<Meetings, 2> none{};
+  EXPECT_EQ(met("none"), none);
+  // Queries, keys and values are cut along their rows, outputs along their columns; the others are no multiples of 16.
+  constexpr int kLayers = 2;
+  constexpr Bytes kNumber = 8, kRows = 2 * kSequence * kNumber, kWidth = 48 * kNumber;
+  const std::array<Meetings, 2> by_row{Meetings{{kRows, kLayers}, {kWidth, kLayers}},
+                                       Meetings{{kRows, 3 * kLayers}, {kWidth, 3 * kLayers}}};
+  EXPECT_EQ(met("rowwise"), by_row);
+  const std::array<Meetings, 2> whole{Meetings{{kNumber, (1 + 4) * kLayers}},
+                                      Meetings{{kNumber, (2 * 3 + 4 + 1) * kLayers}}};
+  EXPECT_EQ(met("tensorwise"), whole);
 }
 
 TEST(MeshScripts, AdaptersAreCutWithTheirLayers) {
