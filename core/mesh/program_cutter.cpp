@@ -204,7 +204,8 @@ void ProgramCutter::finish_rowwise(const Open& open) {
   } else if (is_head(style) && cut.cut()) {
     if (style == ModuleStyle::HeadGathered) {
       gathered_later_.insert(result);
-    } else if (options_.loss && kind_of(model_.modules[open.module.index()]) != ModuleKind::Embedding) {
+    } else if (options_.loss && style == ModuleStyle::Head &&
+               kind_of(model_.modules[open.module.index()]) != ModuleKind::Embedding) {
       cut.spread = true;
     } else {
       now_[result] = gather(result, true, false, open.module, open.call);
@@ -278,6 +279,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
     case ModuleStyle::Gather:
       return options_.sequence && of_sequence ? gather(value, false, true, module, open.call) : value;
     case ModuleStyle::Colwise:
+    case ModuleStyle::ColwiseGathered:
     case ModuleStyle::Head:
     case ModuleStyle::HeadGathered:
       if (of_sequence) return gather(value, false, true, module, open.call);

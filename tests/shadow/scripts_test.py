@@ -480,6 +480,12 @@ class Shadow(unittest.TestCase):
         self.assertEqual({plan["blocks.0"], plan["blocks.2"], plan["blocks.*.gated"]}, {"part", "gather_output", "gather_local"})
         self.assertNotIn("blocks.*", plan)  # the block between them has none
 
+    def test_projections_that_are_gathered_beside_logits_that_are_not(self):
+        answer, job = self.watch("styles.py", "sliced", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, reserved=0.04)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["mesh"]["plan"]["blocks.*.gated.up"], job["mesh"]["plan"]["head"]), ("colwise_gathered", "head"))
+
     def test_rows_that_each_tensor_rank_brings(self):
         """The model is captured with all ranks' rows; what no layer gathers trains on a rank's own (trap 54)."""
         answer, job = self.watch("styles.py", "own", flags=("--world", "8"))

@@ -16,7 +16,7 @@ _is_decided = False  # what the copy of the model calls is no news
 _tries = 0
 _MOST_TRIES = 500  # collectives that are looked at
 _OF_DTENSORS = "/torch/distributed/tensor/"
-_LAYERS = {"colwise", "rowwise", "head", "head_gathered", "packed_colwise"}  # words of mesh.plan that cut layers
+_LAYERS = {"colwise", "rowwise", "head", "head_gathered", "colwise_gathered", "packed_colwise"}  # words of mesh.plan that cut layers
 _NEAR = 4  # frames between a module's forward and what it calls
 
 

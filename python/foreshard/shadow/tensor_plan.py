@@ -105,7 +105,7 @@ def ranks(root) -> int:
 def found(root) -> dict | None:
     """{"plan": {pattern: word}, "sequence": bool, "loss": bool}; None: nothing is cut."""
     words: dict[str, str] = {}
-    sequence = loss = False
+    sequence = False
     silent: list[str] = []  # whole weights whose style says nothing of what comes in
     parts = _cut(root)
     if not parts:
@@ -137,10 +137,10 @@ def found(root) -> dict | None:
     if sequence:
         words |= _given_whole(root, words)
         words |= {name: "rowwise_reduced" for name, word in words.items() if word == "rowwise" and _hands_on_whole(root.get_submodule(paths[name]))}
-    cut = []
-    for name, whole in _heads(root, words):
-        words[name], loss = "head", loss or not whole
-        cut += [] if whole else [name]
+    heads = dict(_heads(root, words))
+    cut = [name for name, whole in heads.items() if not whole]
+    loss = bool(cut)
+    words |= {name: "colwise_gathered" if loss and whole else "head" for name, whole in heads.items()}
     return {"plan": _patterns(words, paths), "sequence": sequence, "loss": loss, "cut": cut} if words else None
 
 

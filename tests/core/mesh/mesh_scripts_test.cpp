@@ -191,6 +191,22 @@ TEST(MeshScripts,
   EXPECT_EQ(met("tensorwise"), whole);
 }
 
+TEST(MeshScripts, FusedProjectionsThatAreSlicedAreGathered) {  // Phi-3, as Transformers cuts it
+  const Job job = job_of(true);
+  const auto config = nlohmann::json::parse(R"({"model_type": "phi3", "hidden_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 100, "pad_token_id": 0,
+    "max_position_embeddings": 64})");
+  const Model model =
+      rank_model(model_from_config_json(config, "phi3", job.model, ProgramOptions()).value(), job).value();
+  std::map<std::string, int> count;
+  for (const Op& op : model.ops) ++count[op.name];
+  constexpr int kLayers = 2;
+  EXPECT_EQ(count["mesh.all_gather"], 4 * kLayers + 1);  // inputs, projections; the head's input
+  EXPECT_EQ(count["mesh.part"], 2 * kLayers);            // of what is whole behind them
+  EXPECT_EQ(count["mesh.log_softmax"], 1);               // logits stay cut for the loss all the same
+  EXPECT_EQ(model.params[model.find_param("model.layers.1.self_attn.qkv_proj.weight").index()].shape, (Shape{40, 48}));
+}
+
 TEST(MeshScripts, AdaptersAreCutWithTheirLayers) {
   const Model model = rank_of(adapted(job_of(true)));
   const auto param = [&](const std::string& name) -> const ParamInfo& {
