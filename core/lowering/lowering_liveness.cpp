@@ -121,6 +121,7 @@ class Liveness {
       if (!kept[at] && !outlives_backward(model_.values[at].held))
         out[static_cast<std::size_t>(dies_[at])].push_back(id);
     }
+    order_math_locals(out);
     return out;
   }
 
@@ -210,35 +211,72 @@ class Liveness {
     }
   }
 
-  /// Attention by _scaled_dot_product_attention_math: the scaled query, repeated heads and the mask are its locals, and
-  /// its arguments its caller's.
-  void hold_math_operands() {
+  /// Steps of attention by _scaled_dot_product_attention_math: its scaling of the query and of the keys, its softmax,
+  /// the product that it ends with.
+  struct MathAttention {
+    std::int32_t begin = -1, keys = -1, softmax = -1, end = -1;
+  };
+
+  std::vector<MathAttention> math_attentions() const {
+    std::vector<MathAttention> found;
     const auto steps = static_cast<std::int32_t>(program_.steps.size());
     for (std::int32_t softmax = 0; softmax < steps; ++softmax) {
       if (op_at(softmax).name != "aten._safe_softmax.default") continue;
       const Call& call = call_of(softmax);
-      std::int32_t begin = softmax, keys = -1, end = softmax;
+      MathAttention made{softmax, -1, softmax, softmax};
       const auto earlier_scale = [&] {
-        while (begin > call.first)
-          if (op_at(--begin).name == "aten.mul.Scalar") return true;
+        while (made.begin > call.first)
+          if (op_at(--made.begin).name == "aten.mul.Scalar") return true;
         return false;
       };
       if (!earlier_scale()) continue;
-      keys = begin;
+      made.keys = made.begin;
       if (!earlier_scale()) continue;
-      while (end < call.last && op_at(end).name != "aten.bmm.default") ++end;
-      for (std::int32_t at = begin; at <= end; ++at) {
+      while (made.end < call.last && op_at(made.end).name != "aten.bmm.default") ++made.end;
+      found.push_back(made);
+    }
+    return found;
+  }
+
+  /// The scaled query, repeated heads and the mask are its locals, and its arguments its caller's.
+  void hold_math_operands() {
+    for (const MathAttention& math : math_attentions()) {
+      for (std::int32_t at = math.begin; at <= math.end; ++at) {
         const Op& op = op_at(at);
-        const bool local = at == begin || op.name == "aten.clone.default" || op.name.starts_with("aten.where.");
-        if (at < keys && local) hold(op.out.front(), end);
+        const bool local = at == math.begin || op.name == "aten.clone.default" || op.name.starts_with("aten.where.");
+        if (at < math.keys && local) hold(op.out.front(), math.end);
         for_each_arg(op, [&](const Arg& arg) {
           const auto* value = std::get_if<ValueRef>(&arg.value);
           if (value == nullptr) return;
           const std::int32_t made = made_in_[static_cast<std::size_t>(program_.resolve(value->id))];
-          if (made >= 0 && made < begin &&
-              tree_.innermost[static_cast<std::size_t>(made)] == tree_.innermost[static_cast<std::size_t>(softmax)])
-            hold(ValueId(program_.resolve(value->id)), call.last);
+          if (made >= 0 && made < math.begin &&
+              tree_.innermost[static_cast<std::size_t>(made)] ==
+                  tree_.innermost[static_cast<std::size_t>(math.softmax)])
+            hold(ValueId(program_.resolve(value->id)), call_of(math.softmax).last);
         });
+      }
+    }
+  }
+
+  /// C++ lets go of that function's locals from the last to the first, the mask (of its own) being declared before the
+  /// scaled query, then its caller of the scores that it returned; what else dies there is Python's, and follows.
+  void order_math_locals(std::vector<std::vector<std::int32_t>>& deaths) const {
+    const auto steps = static_cast<std::int32_t>(program_.steps.size());
+    for (const MathAttention& math : math_attentions()) {
+      const auto is = [&](std::int32_t step, std::string_view name) { return op_at(step).name == name; };
+      std::int32_t first = math.begin, last = math.end;
+      while (first > 0 && is(first - 1, "aten._to_copy.default")) --first;  // to float32
+      while (last + 1 < steps && (is(last + 1, "aten._unsafe_view.default") || is(last + 1, "aten._to_copy.default")))
+        ++last;
+      const auto turn = [&](std::int32_t id) {
+        const std::int32_t made = stored_in(id);
+        if (made < first || made > last) return 2 * steps + 1;
+        if (made > math.softmax && made < math.end && is(made, "aten._to_copy.default")) return 2 * steps;
+        return 2 * (steps - made) + (made > math.begin && made < math.keys ? 2 * (made - math.begin) + 1 : 0);
+      };
+      for (std::int32_t step = math.end; step <= last; ++step) {
+        std::vector<std::int32_t>& here = deaths[static_cast<std::size_t>(step)];
+        std::stable_sort(here.begin(), here.end(), [&](std::int32_t a, std::int32_t b) { return turn(a) < turn(b); });
       }
     }
   }

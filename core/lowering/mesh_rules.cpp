@@ -398,6 +398,10 @@ void Machine::wait_for(const std::vector<Ref>& read) {
   }
 }
 
+Ref largest_of_ranks(Emitter& emit, const Ref& x, std::int32_t dimension) {
+  return MeshKernels(emit, dimension).all_reduce(x, true);
+}
+
 std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref>& args,
                               const std::vector<Layout>& results) {
   if (op.name == "mesh.copy") return {emit.tape().alias(args[0], emit.layout(args[0]), false)};

@@ -64,6 +64,8 @@ namespace lowering {
 
 std::vector<Ref> mesh_forward(Emitter& emit, const Op& op, const std::vector<Ref>& args,
                               const std::vector<Layout>& results);
+/// The largest that the ranks of a dimension have, element by element: a new tensor.
+Ref largest_of_ranks(Emitter& emit, const Ref& x, std::int32_t dimension);
 /// What a reduce-scatter (number `place` of Model::ops) whose result was kept does all the same when its region runs
 /// again: `x` is laid out to be sent. Not on hosts, whose executor takes the result.
 void lay_out_again(Machine& machine, const Op& op, std::int32_t place, const Ref& x);

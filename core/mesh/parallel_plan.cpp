@@ -17,10 +17,11 @@
 namespace foreshard {
 namespace {
 
-constexpr std::array<std::pair<std::string_view, ModuleStyle>, 21> kStyles{
+constexpr std::array<std::pair<std::string_view, ModuleStyle>, 22> kStyles{
     {{"colwise", ModuleStyle::Colwise},
      {"rowwise", ModuleStyle::Rowwise},
      {"rowwise_reduced", ModuleStyle::RowwiseReduced},
+     {"colwise_gathered", ModuleStyle::ColwiseGathered},
      {"head", ModuleStyle::Head},
      {"head_gathered", ModuleStyle::HeadGathered},
      {"sequence", ModuleStyle::Sequence},

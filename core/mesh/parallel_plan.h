@@ -23,14 +23,15 @@ enum class ModuleStyle : std::uint8_t {
   Head,          // "head": colwise, but what comes out is gathered, or kept cut for a loss that is (mesh.loss_parallel)
   HeadGathered,  // "head_gathered": colwise; what comes out stays cut, and is held so, until the loss gathers it
                  // (full_tensor())
-  Sequence,      // "sequence": every rank has the weights, the input stays cut
-  Gather,        // "gather": a module whose input is gathered once for all that it holds (PrepareModuleInput)
-  GatherLocal,   // "gather_local": the same as a local tensor, of which each layer sums its own gradient
-  GatherOutput,  // "gather_output": what it hands on is gathered along the sequence (PrepareModuleOutput)
-  Part,          // "part": handed its rank's part of the sequence of what is whole (PrepareModuleInput)
-  Rows,          // "rows", of the root: each rank brings rows of its own (the first dimension), layers gather them
-  Local,         // "local": runs on this rank's part of the sequence alone, with whole weights (local_map)
-  Replicate,     // "replicate": whole weights that the mesh knows, input and result whole (torchtitan's NoParallel)
+  ColwiseGathered,  // "colwise_gathered": colwise; what comes out is gathered, whatever the loss is
+  Sequence,         // "sequence": every rank has the weights, the input stays cut
+  Gather,           // "gather": a module whose input is gathered once for all that it holds (PrepareModuleInput)
+  GatherLocal,      // "gather_local": the same as a local tensor, of which each layer sums its own gradient
+  GatherOutput,     // "gather_output": what it hands on is gathered along the sequence (PrepareModuleOutput)
+  Part,             // "part": handed its rank's part of the sequence of what is whole (PrepareModuleInput)
+  Rows,             // "rows", of the root: each rank brings rows of its own (the first dimension), layers gather them
+  Local,            // "local": runs on this rank's part of the sequence alone, with whole weights (local_map)
+  Replicate,        // "replicate": whole weights that the mesh knows, input and result whole (torchtitan's NoParallel)
   Summed,        // "summed": input gathered once; what comes out is a term of the ranks' sum (PrepareModuleInputOutput)
   ExpertTensor,  // "expert_tensor": stacked weights, every expert's matrices cut (torchtitan's TensorParallel)
   GradientSum,   // "gradient_sum": whole weights beside the mesh, whose gradients a hook of the script sums over the
@@ -52,7 +53,9 @@ constexpr bool cuts_no_weights(ModuleStyle style) {
     if (one == style) return true;
   return false;
 }
-constexpr bool is_head(ModuleStyle style) { return style == ModuleStyle::Head || style == ModuleStyle::HeadGathered; }
+constexpr bool is_head(ModuleStyle style) {
+  return style == ModuleStyle::Head || style == ModuleStyle::HeadGathered || style == ModuleStyle::ColwiseGathered;
+}
 
 /// The style of every module, by ModuleId: job.mesh.plan where it is given, else what the architecture's builder wrote
 /// (Model::parallel). Errors: nobody knows how to cut this model; a pattern that matches no module; a word that is no

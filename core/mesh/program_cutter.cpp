@@ -203,7 +203,8 @@ void ProgramCutter::finish_rowwise(const Open& open) {
   } else if (is_head(style) && cut.cut()) {
     if (style == ModuleStyle::HeadGathered) {
       gathered_later_.insert(result);
-    } else if (options_.loss && kind_of(model_.modules[open.module.index()]) != ModuleKind::Embedding) {
+    } else if (options_.loss && style == ModuleStyle::Head &&
+               kind_of(model_.modules[open.module.index()]) != ModuleKind::Embedding) {
       cut.spread = true;
     } else {
       now_[result] = gather(result, true, false, open.module, open.call);
@@ -277,6 +278,7 @@ std::int32_t ProgramCutter::enter(Open& open, std::int32_t value) {
     case ModuleStyle::Gather:
       return options_.sequence && of_sequence ? gather(value, false, true, module, open.call) : value;
     case ModuleStyle::Colwise:
+    case ModuleStyle::ColwiseGathered:
     case ModuleStyle::Head:
     case ModuleStyle::HeadGathered:
       if (of_sequence) return gather(value, false, true, module, open.call);
@@ -330,6 +332,10 @@ void ProgramCutter::special(Op& op, const std::vector<CutTensor>& args) {
     op.name = name;
     op.kwargs.push_back({"mesh", Arg{static_cast<std::int64_t>(options_.dimension)}});
   };
+  if (op.name.starts_with("torchao.matmul_float8") && args[1].cut.cut()) {  // scales of what ranks have parts of
+    op.kwargs.push_back({"mesh", Arg{static_cast<std::int64_t>(options_.dimension)}});
+    op.kwargs.push_back({"inner", Arg{static_cast<std::int64_t>(args[1].cut.dim == 1 ? 1 : 0)}});
+  }
   if (op.name == "aten.embedding.default" && args[0].cut.dim == 0) {
     with_dimension("mesh.embedding");
     op.kwargs.push_back({"begin", Arg{begin_of(args[0].cut.whole, options_.group)}});

@@ -8,6 +8,7 @@
 #include "core/model/untied.h"
 #include "core/plan/checks/checks.h"
 #include "core/plan/expert_traps.h"
+#include "core/plan/graph/gradient_paths.h"
 #include "core/plan/graph/inner_gradients.h"
 #include "core/plan/graph/training_begins.h"
 #include "core/plan/planned/planned_runtime.h"
@@ -175,6 +176,16 @@ void note_terms(const Model& model, const Job& job, Plan& plan) {
        true});
 }
 
+/// Of what has a gradient: a parameter that the step never reads has none, and is not clipped.
+bool clips_several_meshes(const Model& model) {
+  const std::vector<bool> used = params_with_gradient(model);
+  std::set<std::int32_t> meshes;
+  for (std::size_t p = 0; p < used.size(); ++p)
+    if (model.params[p].requires_grad && used[model.storage_of(ParamId(p)).index()])
+      meshes.insert(model.params[p].part.dimension);
+  return meshes.size() > 1;
+}
+
 /// Norms that are wrong, or fail, over a mesh.
 void note_clipping(const Model& model, const Job& job, Plan& plan) {
   if (job.train.clip_grad_norm <= 0) return;
@@ -192,8 +203,7 @@ void note_clipping(const Model& model, const Job& job, Plan& plan) {
                           "set fsdp.runtime = \"fsdp2\", or train.clip_grad_norm = 0",
                           true});
   }
-  const bool mixed = meshes.size() > 1;
-  if (has_fsdp2_layouts(job.fsdp.runtime) && mixed) {
+  if (has_fsdp2_layouts(job.fsdp.runtime) && meshes.size() > 1 && clips_several_meshes(model)) {
     plan.traps.push_back(
         {kMixedMeshes,
          "clip_grad_norm_ fails over parameters of several meshes",

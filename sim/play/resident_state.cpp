@@ -22,9 +22,14 @@ std::int64_t rank_in_group(const Plan& plan) {
   return it == shard.end() ? 0 : it - shard.begin();
 }
 
-/// By ParamId: what autograd gives no gradient in the plan is not stepped and has no state (fsdp2's layouts; fsdp1's
-/// flat gradients are zero there). Empty: the plan does not say.
+/// By ParamId: what autograd gives no gradient in the plan is not stepped and has no state (fsdp2's layouts, and none;
+/// fsdp1's flat gradients are zero there). Empty: the plan does not say.
 std::vector<bool> without_gradient(const Plan& plan, const Model& model) {
+  if (plan.runtime == Runtime::None) {  // no unit marks them
+    std::vector<bool> without = params_with_gradient(model);
+    without.flip();
+    return without;
+  }
   if (!has_fsdp2_layouts(plan.runtime)) return {};
   std::vector<bool> without(model.params.size(), true);
   bool any = false;

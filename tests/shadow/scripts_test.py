@@ -217,6 +217,21 @@ class Shadow(unittest.TestCase):
         optimizer = found[0][1]["train"]["optimizer"]
         self.assertEqual((optimizer["watched"], [(each["watched"], each["params"]) for each in optimizer["parts"]]), ("Kept", [("Kept-2", ["1.*", "2.*"])]))
 
+    def test_an_optimizer_that_steps_others_is_these(self):
+        """Unless it keeps something of its own."""
+        answer, job = self.watch("own_steps.py", "held", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, time=None)
+        self.assertEqual(answer["differences"], [])
+        self.assertNotIn("watched", answer["job"])
+        _, job = self.watch("own_steps.py", "slow", flags=("--world", "8"))
+        self.assertIn("Held", [each.get("watched") for each in (job["train"]["optimizer"], *job["train"]["optimizer"].get("parts", []))])
+
+    def test_steps_inside_of_a_backward_end_with_it(self):
+        answer, job = self.watch("own_steps.py", "inside", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, time=None)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual(job["train"]["optimizer"]["impl"], "in_backward_foreach")
+
     def test_an_allocator_that_has_no_history(self):
         answer, job = self.watch("own_steps.py", "mixed", flags=("--world", "2"), environment={"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
         self.assertNotIn("watched", job["train"]["optimizer"])
@@ -502,6 +517,12 @@ class Shadow(unittest.TestCase):
         self.assertEqual({plan["blocks.0"], plan["blocks.2"], plan["blocks.*.gated"]}, {"part", "gather_output", "gather_local"})
         self.assertNotIn("blocks.*", plan)  # the block between them has none
 
+    def test_projections_that_are_gathered_beside_logits_that_are_not(self):
+        answer, job = self.watch("styles.py", "sliced", flags=("--world", "8"))
+        self.assert_as_planned(answer, within=0.001, reserved=0.04)
+        self.assertEqual(answer["differences"], [])
+        self.assertEqual((job["mesh"]["plan"]["blocks.*.gated.up"], job["mesh"]["plan"]["head"]), ("colwise_gathered", "head"))
+
     def test_rows_that_each_tensor_rank_brings(self):
         """The model is captured with all ranks' rows; what no layer gathers trains on a rank's own (trap 54)."""
         answer, job = self.watch("styles.py", "own", flags=("--world", "8"))
@@ -539,9 +560,23 @@ class Shadow(unittest.TestCase):
         self.assertFalse(job["mesh"]["loss_parallel"])
         self.assertFalse([note for note in answer["notes"] if "stands for it" in note])
 
+    def test_sequences_that_ranks_share_and_nothing_shards(self):
+        """The script sums the gradients itself, which the plan has not, and is told."""
+        answer, job = self.watch("mesh.py", "--context", "buffers", "--over", "none", flags=("--world", "2"))
+        self.assert_as_planned(answer, time=None)
+        self.assertEqual(((job["fsdp"]["runtime"]), job["fsdp"]["wrap"]["root"], job["mesh"]["context"]), ("none", False, 2))
+        self.assertEqual({each["kind"] for each in answer["differences"]}, {"all-reduce"})
+
+    def test_sequences_that_ranks_share_beside_those_that_shard(self):
+        answer, _ = self.watch("mesh.py", "--context", "buffers", "--over", "rest", flags=("--world", "4"))
+        self.assertFalse(answer["plan"])
+        self.assertTrue(any("share a sequence" in note for note in answer["notes"]), answer["notes"])
+
     def test_sequences_that_a_script_cuts_by_hand(self):
         """Ranks that share them lie among those that FSDP shards over, or beside them; a plan that cuts layers leaves their collectives alone."""
-        for words, degree in (([], None), (["--gather"], None), (["--data"], 2), (["--tensor", "2"], 2), (["--tensor", "2", "--gather"], 2)):
+        ways = [([], None), (["--gather"], None), (["--data"], 2), (["--tensor", "2"], 2), (["--tensor", "2", "--gather"], 2)]
+        ways += [(["--placed", "code"], None), (["--placed", "style", "--data"], 2), (["--placed", "own style"], None)]
+        for words, degree in ways:
             with self.subTest(words), tempfile.TemporaryDirectory() as folder:
                 answer, job = self.watch("sequences.py", *words, flags=("--world", "8", "--out", folder))
                 self.assert_as_planned(answer, within=0.0005, reserved=0.02)

@@ -158,6 +158,7 @@ TEST_F(OptimizerMemory, WhatGetsNoGradientIsNotStepped) {
     return std::any_of(params.begin(), params.end(), [&](const LocalParam& param) { return param.param == id; });
   };
   EXPECT_FALSE(steps(Runtime::Fsdp2));
+  EXPECT_FALSE(steps(Runtime::None));
   EXPECT_TRUE(steps(Runtime::Fsdp1));  // a stretch of zeros in the flat gradient
 }
 

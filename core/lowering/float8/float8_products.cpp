@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/lowering/lowering_machine.h"
+#include "core/lowering/mesh_rules.h"
 
 namespace foreshard::lowering {
 namespace {
@@ -16,15 +17,19 @@ struct Scaled {
 };
 
 struct Recipe {
-  bool rowwise = false;        // a scale for each row
-  bool gathered = false;       // the matrix comes in 8 bits
-  bool wide_gradient = false;  // the matrix's gradient is a product in 16 bits, x's one of a matrix with one scale
+  bool rowwise = false;         // a scale for each row
+  bool gathered = false;        // the matrix comes in 8 bits
+  bool wide_gradient = false;   // the matrix's gradient is a product in 16 bits, x's one of a matrix with one scale
+  std::int32_t dimension = -1;  // of the model's mesh, whose ranks have parts of the matrix; -1: whole
+  bool inner = false;           // parts of its columns, which the product sums over; else of its rows
 };
 
 Recipe recipe_of(const Op* op) {
   const bool wide = op->name == "torchao.matmul_float8_rowwise_with_gw_hp.default";
   return {wide || op->name == "torchao.matmul_float8_rowwise.default",
-          op->name == "torchao.matmul_float8_gathered.default", wide};
+          op->name == "torchao.matmul_float8_gathered.default", wide,
+          static_cast<std::int32_t>(int_arg(*op, op->args.size(), "mesh", -1)),
+          int_arg(*op, op->args.size(), "inner", 0) != 0};
 }
 
 /// Forward's operands have finer steps, gradients a wider range; a scale for each row needs no wider range.
@@ -34,9 +39,12 @@ DType cast_dtype(Recipe recipe, bool gradient) {
 
 Ref wide(Emitter& e, std::string_view name, const Ref& x) { return e.elementwise(name, {&x}, DType::Float64); }
 
-/// amax_to_scale: the format's largest number by the tensor's, in float64 on the way. Of rows a power of two.
-Ref scale_of(Emitter& e, const Ref& largest, bool rounded) {
-  const Ref amax = wide(e, "aten._to_copy.default", largest);
+/// amax_to_scale: the format's largest number by the tensor's, in float64 on the way. Of rows a power of two. What
+/// ranks have parts of (`met`: the dimension of the mesh) is the largest of theirs: a cast leaves it Partial, a clamp
+/// does not.
+Ref scale_of(Emitter& e, const Ref& largest, bool rounded, std::int32_t met) {
+  Ref amax = wide(e, "aten._to_copy.default", largest);
+  if (met >= 0) amax = largest_of_ranks(e, amax, met);
   Ref scale;
   {
     const Ref bounded = wide(e, "aten.clamp.default", amax);
@@ -50,8 +58,9 @@ Ref scale_of(Emitter& e, const Ref& largest, bool rounded) {
   return e.elementwise("aten.exp2.default", {&power});
 }
 
-/// hp_tensor_to_float8_dynamic: a scale for each row along `dim`, or (kWhole) one of the whole tensor.
-Scaled cast_down(Emitter& e, const Ref& x, Recipe recipe, bool gradient, std::int32_t dim) {
+/// hp_tensor_to_float8_dynamic: a scale for each row along `dim`, or (kWhole) one of the whole tensor. `cut`: the
+/// dimension that ranks have parts of; -1: none.
+Scaled cast_down(Emitter& e, const Ref& x, Recipe recipe, bool gradient, std::int32_t dim, std::int32_t cut) {
   Scaled made;
   made.by_row = recipe.rowwise && dim != kWhole;
   {
@@ -63,7 +72,8 @@ Scaled cast_down(Emitter& e, const Ref& x, Recipe recipe, bool gradient, std::in
       largest = e.machine().inside.of(
           name, [&] { return e.sum(positive, dims, made.by_row, name, KernelClass::Reduction, e.layout(x).dtype); });
     }
-    made.scale = scale_of(e, largest, recipe.rowwise);
+    const bool meets = cut >= 0 && (!made.by_row || dim == cut);
+    made.scale = scale_of(e, largest, recipe.rowwise, meets ? recipe.dimension : -1);
   }
   Ref scaled;
   {
@@ -78,7 +88,8 @@ Scaled cast_down(Emitter& e, const Ref& x, Recipe recipe, bool gradient, std::in
 /// The matrix of a layer, turned: as it was gathered, or cast now, where scales are those of its `dim`.
 Scaled turned_matrix(Emitter& e, const Ref& matrix, Recipe recipe, std::int32_t dim) {
   const Ref turned = e.transpose(matrix, 0, 1);
-  if (!recipe.gathered) return cast_down(e, turned, recipe, false, dim);
+  const std::int32_t cut = recipe.dimension < 0 ? -1 : recipe.inner ? 0 : 1;
+  if (!recipe.gathered) return cast_down(e, turned, recipe, false, dim, cut);
   Layout narrow = e.layout(turned);
   narrow.dtype = DType::Float8E4M3;
   return {e.tape().alias(turned, narrow, false), {}, false};
@@ -138,7 +149,8 @@ Ref scaled_product(Emitter& e, const Scaled& a, const Scaled& b, DType result, b
 
 std::vector<Ref> float8_linear(Emitter& e, const std::vector<Ref>& args, const Layout& result) {
   const Recipe recipe = recipe_of(e.op());
-  const Scaled x = cast_down(e, args[0], recipe, false, e.layout(args[0]).sizes.n - 1);
+  const std::int32_t last = e.layout(args[0]).sizes.n - 1;
+  const Scaled x = cast_down(e, args[0], recipe, false, last, recipe.inner ? last : -1);
   const Scaled matrix = turned_matrix(e, args[1], recipe, 0);
   const Scaled rows{rows_of(e, x.data), x.scale, x.by_row};
   // A mode sees the product of two Float8TrainingTensors, not what that is made of.
@@ -154,8 +166,9 @@ std::vector<Ref> float8_linear_backward(Emitter& e, BackwardInput& in, const Ref
   const Recipe recipe = recipe_of(in.node.op);
   const DType result = in.node.in[0].dtype;
   const Ref rows = rows_of(e, g);
+  const std::int32_t cut = recipe.dimension >= 0 && !recipe.inner ? 1 : -1;  // of what comes back
   // Both gradients are computed whether anybody wants them or not: the function does not ask. Its names live on.
-  const Scaled by_row = cast_down(e, rows, recipe, true, 1);
+  const Scaled by_row = cast_down(e, rows, recipe, true, 1, cut);
   const Scaled matrix = turned_matrix(e, in.saved_arg(1), recipe, recipe.wide_gradient ? kWhole : 1);
   const Ref back = scaled_product(e, by_row, across(e, matrix), result, false);
   Scaled by_column, x;
@@ -163,8 +176,8 @@ std::vector<Ref> float8_linear_backward(Emitter& e, BackwardInput& in, const Ref
   if (recipe.wide_gradient) {
     grown = e.matmul("aten.mm.default", e.transpose(rows, 0, 1), rows_of(e, in.saved_arg(0)));
   } else {
-    by_column = cast_down(e, rows, recipe, true, 0);
-    x = cast_down(e, rows_of(e, in.saved_arg(0)), recipe, false, 0);
+    by_column = cast_down(e, rows, recipe, true, 0, cut);
+    x = cast_down(e, rows_of(e, in.saved_arg(0)), recipe, false, 0, recipe.inner ? 1 : -1);
     grown = scaled_product(e, across(e, by_column), x, result, false);
   }
   if (in.wants(0)) out[0] = e.view(back, in.node.in[0].sizes);

@@ -179,6 +179,23 @@ class Phi3Program {
   Tensor positions_;
 };
 
+/// Transformers' own (base_model_tp_plan), whose fused projections are gathered because they are sliced, in
+/// torchtitan's manner around them.
+std::vector<ParallelStyle> gathered_projections() {
+  const std::string layer = "model.layers.*.";
+  return {{"model.embed_tokens", "rowwise"},
+          {layer + "input_layernorm", "sequence"},
+          {layer + "self_attn", "gather"},
+          {layer + "self_attn.qkv_proj", "colwise_gathered"},
+          {layer + "self_attn.o_proj", "rowwise"},
+          {layer + "post_attention_layernorm", "sequence"},
+          {layer + "mlp", "gather"},
+          {layer + "mlp.gate_up_proj", "colwise_gathered"},
+          {layer + "mlp.down_proj", "rowwise"},
+          {"model.norm", "sequence"},
+          {"lm_head", "head"}};
+}
+
 }  // namespace
 
 Result<Model> build_phi3(const FamilyInput& input) {
@@ -207,6 +224,7 @@ Result<Model> build_phi3(const FamilyInput& input) {
   for (const Phi3LayerModules& layer : m.layers) x = layers.layer(layer, x, mask ? &*mask : nullptr);
   x = layers.norm(m.norm, x);
   finish_with_head(model, w, input, tokens, {m.root, m.head}, x);
+  model.parallel = gathered_projections();
   return model;
 }
 

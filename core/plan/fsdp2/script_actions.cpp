@@ -155,9 +155,10 @@ std::vector<Fsdp2Runtime::OnMesh> Fsdp2Runtime::gradients_by_mesh() const {
     const bool there = slot.unit.valid()
                            ? run_.units[slot.unit.index()].params[static_cast<std::size_t>(slot.index)].holder >= 0
                            : slot.has_grad && dimension >= 0;
+    if (!there) continue;  // clip_grad_norm_ takes what has a gradient
     auto at = std::find_if(meshes.begin(), meshes.end(), [&](const OnMesh& m) { return m.dimension == dimension; });
     if (at == meshes.end()) at = meshes.insert(meshes.end(), {dimension, 0});
-    at->gradients += there ? 1 : 0;
+    ++at->gradients;
   }
   return meshes;
 }

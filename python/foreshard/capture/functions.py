@@ -8,8 +8,9 @@ import types
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 
+from .. import _placed as placed
 from .._autograd import python_apply
 from .checkpoints import Regions, codes_of
 from .pitfalls import own_result_note
@@ -93,16 +94,19 @@ def _operator_of(cls: type, args: tuple) -> tuple[str, list[torch.Tensor]] | Non
 
 class Functions:
     def __init__(self, recorder: Recorder, regions: Regions):
-        self._recorder, self._regions = recorder, regions
+        self.recorder, self._regions = recorder, regions
 
     @contextlib.contextmanager
     def watch(self):
         function = python_apply(torch.autograd.Function)
         code = function.__code__
         plain = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
-        recorder = self._recorder
+        recorder = self.recorder
 
         def apply(cls, *args, **kwargs):
+            what = placed.kind(cls, args) if recorder.recording and recorder.opaque is None else ""
+            if what:
+                return placed.run(what, self, plain, cls, args, kwargs)
             if not recorder.recording or recorder.opaque is not None or _is_plain(cls):
                 return plain(cls, *args, **kwargs)
             known = _operator_of(cls, args)
@@ -125,7 +129,10 @@ class Functions:
             if {storage_key(t) for t in carried} & {storage_key(t) for t in tree_flatten(out)[0] if isinstance(t, torch.Tensor)}:
                 recorder.notes.append(own_result_note(_name_of(cls)))
             recorder.opaques.end(frame, out, carried)
-            self._run_backward(frame, out, node, carried)
+            results = out if isinstance(out, tuple) else (out,)  # backward takes one for each, tensor or not
+            with torch.no_grad(), recorder.paused():
+                given = [torch.empty_like(t) if isinstance(t, torch.Tensor) and t.grad_fn is not None else None for t in results]
+            self.run_backward(frame, results, node, given, lambda gradient: gradient, carried)
             return out
 
         # Scripts write `scan = Scan.apply`: the function itself goes another way, whoever has it.
@@ -142,7 +149,7 @@ class Functions:
         """Whether its backward runs what forward ran, with gradients, and goes back through that: a checkpoint of the script's own."""
         if node is None or not hasattr(node, "apply") or not _may_go_back(cls):
             return False
-        recorder = self._recorder
+        recorder = self.recorder
         with recorder.paused():
             given = [torch.empty_like(t) if isinstance(t, torch.Tensor) and t.grad_fn is not None else None for t in (out if isinstance(out, tuple) else (out,))]
         inside = recorder.opaques.begin_backward("", [t for t in given if t is not None])
@@ -164,23 +171,19 @@ class Functions:
         )
         return False
 
-    def _run_backward(self, frame: Opaque, out: Any, node: Any, carried: list[torch.Tensor]) -> None:
-        """What gradients its backward makes, and what it needs beside them: run once, outside the program."""
-        results = out if isinstance(out, tuple) else (out,)  # backward takes one for each, tensor or not
+    def run_backward(self, frame: Opaque, results, node: Any, given: list, local, carried: list[torch.Tensor] = []) -> None:  # noqa: B006 - not changed
+        """What gradients its backward makes, and what it needs beside them: run once, outside the program. `given`: gradients of the results; `local`:
+        what a gradient is on this rank."""
         if node is None or not hasattr(node, "apply"):
             return
-        recorder = self._recorder
+        recorder = self.recorder
         with torch.no_grad():
-            with recorder.paused():
-                given = [
-                    torch.empty_like(t) if isinstance(t, torch.Tensor) and t.grad_fn is not None else None
-                    for t in results
-                ]
-            inside = recorder.opaques.begin_backward(frame.name, [t for t in given if t is not None] + carried)
+            inside = recorder.opaques.begin_backward(frame.name, [local(t) for t in given if t is not None] + carried)
             try:
                 gradients = node.apply(*given)
+                gradients = tree_map_only(torch.Tensor, local, gradients)
             except Exception as error:  # noqa: BLE001 - whatever the function does; told, and assumed
-                self._recorder.notes.append(
+                self.recorder.notes.append(
                     f"{frame.name}: its backward failed on tensors without values ({type(error).__name__}: {error}); a "
                     "gradient for every argument is assumed"
                 )
@@ -194,7 +197,7 @@ class Functions:
             )
         if inside.meets:
             frame.row["kwargs"] = frame.row.get("kwargs", {}) | {"meets_backward": inside.meets}
-        of_tensors = [g for g, t in zip(given, results) if isinstance(t, torch.Tensor)]
+        of_tensors = [None if g is None else local(g) for g, t in zip(given, results) if isinstance(t, torch.Tensor)]
         over_given = {storage_key(t): i for i, t in enumerate(of_tensors) if t is not None}
         over_saved = {
             key: frame.places[place]
@@ -235,7 +238,7 @@ class Functions:
         if jit is None:
             yield
             return
-        original, recorder = jit.run, self._recorder
+        original, recorder = jit.run, self.recorder
 
         def run(kernel, *args, **kwargs):
             """No kernel runs; what it is given it may have changed."""

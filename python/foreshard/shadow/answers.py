@@ -43,6 +43,7 @@ def begin() -> None:
     after_import("torch.nn.parallel.distributed", _buckets)
     after_import("torch.distributions.distribution", lambda python_module: python_module.Distribution.set_default_validate_args(False))
     after_import("torch.distributed._functional_collectives", collectives.begin_functional)
+    after_import("torch.distributed.tensor._collective_utils", collectives.begin_placements)
     after_import("torch.distributed._functional_collectives", _exchanges)
     after_import("triton.runtime.jit", _triton_kernels)
     after_import("triton.runtime.autotuner", _triton_tuners)

@@ -13,13 +13,13 @@ def specs(root) -> dict[int, dict[str, object]]:
     found: dict[int, dict[str, object]] = {}
     for each in names.mesh_parameters(root):
         if are_experts(each):
-            found.setdefault(id(each._module_info.module), {})[each._module_info.param_name] = each._tp_spec
+            found.setdefault(id(each._module_info.module), {})[each._module_info.param_name] = names.spec(each)
     return found
 
 
 def are_experts(parameter) -> bool:
     """Stacked matrices, of which each rank has its own (or, over a second dimension, a part of its own), and biases that are stacked beside them."""
-    if not getattr(parameter, "is_dtensor", False) or not any(each.is_shard(0) for each in parameter._tp_spec.placements):
+    if not getattr(parameter, "is_dtensor", False) or not any(each.is_shard(0) for each in names.spec(parameter).placements):
         return False
     module = parameter._module_info.module
     return len(parameter.sharded_param.shape) > 2 or any(_is_stacked(each) for each in module._parameters.values() if each is not None)

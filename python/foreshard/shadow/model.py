@@ -272,6 +272,7 @@ class _Copier:
         self._known = {id(module) for module in root.modules()}
         self._carried = {id(each) for each in beside.carried(root)}
         self._ranks, self._experts = 1 if own_parts.exchanges() else tensor_plan.ranks(root), expert_weights.specs(root)
+        self._places = tensor_plan.found(root) is None  # styles that move what is whole, or a rank's own, are the model's
         self._found: list = []  # copies of carried tensors that the module has which is being copied
 
     def module(self, module):
@@ -346,7 +347,8 @@ class _Copier:
         hooks = module._forward_pre_hooks if "_pre_" in key else module._forward_hooks
         for number, value in table.items():
             hook = hooks.get(number)
-            if hook is None or _is_of_others(hook) and not _keeps_precision(hook):
+            placed = self._places and tensor_plan.is_of_script(hook)
+            if hook is None or _is_of_others(hook) and not _keeps_precision(hook) and not placed:
                 continue
             kept[number] = value if value is not hook or _keeps_precision(hook) else self._rebound(hook) if isinstance(hook, types.FunctionType) else self._plain(hook)
         return kept

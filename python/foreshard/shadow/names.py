@@ -83,6 +83,11 @@ def in_flat_parameters(root) -> list[Unmanaged]:
     return found
 
 
+def spec(parameter):
+    """How a DTensor lay before FSDP2 sharded it; PyTorch 2.15 has another name for that."""
+    return parameter._tp_spec if hasattr(parameter, "_tp_spec") else parameter._unsharded_dtensor_spec
+
+
 def mesh_parameters(root) -> list:
     """What is known of each parameter that may lie on a mesh: FSDP2's, and DTensors of FSDP1 or of no FSDP."""
     managed = fsdp2_parameters(root)

@@ -16,7 +16,7 @@ _is_decided = False  # what the copy of the model calls is no news
 _tries = 0
 _MOST_TRIES = 500  # collectives that are looked at
 _OF_DTENSORS = "/torch/distributed/tensor/"
-_LAYERS = {"colwise", "rowwise", "head", "head_gathered", "packed_colwise"}  # words of mesh.plan that cut layers
+_LAYERS = {"colwise", "rowwise", "head", "head_gathered", "colwise_gathered", "packed_colwise"}  # words of mesh.plan that cut layers
 _NEAR = 4  # frames between a module's forward and what it calls
 
 
@@ -30,6 +30,12 @@ def exchanged() -> None:
     while frame is not None and _OF_DTENSORS not in frame.f_code.co_filename:
         frame = frame.f_back
     _own = _own or frame is None
+
+
+def exchanged_dimensions() -> None:
+    """What is cut along one dimension is cut along another (DTensor.redistribute(), a style): no plan has that where no layer is cut."""
+    global _own
+    _own = _own or not _is_decided
 
 
 def met() -> None:
@@ -75,7 +81,7 @@ def mark(root, document: dict, found: dict) -> None:
 def _lies_over_tensor_ranks(document: dict, found: dict) -> bool:
     """A model whose own code meets the ranks beside those that shard or replicate all of it, which have the same samples: layers that were cut by
     hand (Megatron's). Its parameters are parts already; the dimension is the tensor one."""
-    degree = _ranks_beside(found)
+    degree = ranks_beside(found)
     near = [row for row in document["mesh"] if len(row["ranks"]) == degree and row["ranks"] == list(range(row["ranks"][0], row["ranks"][0] + degree))]
     if degree < 2 or not near:
         return False
@@ -100,7 +106,7 @@ def _have_all(root, found: dict) -> bool:
     return all((id(module), name) in managed for module in root.modules() for name, each in module._parameters.items() if each is not None)
 
 
-def _ranks_beside(found: dict) -> int:
+def ranks_beside(found: dict) -> int:
     """Ranks for each of those that FSDP shards and replicates every parameter over; 1: there are none, or others for other parameters."""
     if found["alone"]:
         return world.world_size()

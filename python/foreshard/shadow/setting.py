@@ -437,7 +437,8 @@ def optimizer_steps(optimizer) -> None:
 
 def _optimizers_of(root, turn: int) -> list:
     trained = set() if root is None else {id(p) for p in root.parameters()}
-    return [each for each in steps.optimizers(turn) if any(id(p) in trained for group in each.param_groups for p in group["params"])]
+    stepped = [each for each in steps.optimizers(turn) if not memory.holds_others(each)]
+    return [each for each in stepped if any(id(p) in trained for group in each.param_groups for p in group["params"])]
 
 
 def _zero_grad() -> str:
@@ -579,6 +580,11 @@ def _finish(turn: int) -> None:
         _found["sequence"] = _first_call["sequence"]
     if not own_parts.exchanges() and (reason := tensor_plan.why_not(_root())) is not None:
         note(reason)
+        _found["model"] = None
+        return
+    if _first_call.get("sequence") and (apart := own_parts.ranks_beside(_found) // tensor_plan.ranks(_root())) > 1 and not _found["alone"]:
+        note(f"FSDP or DDP has one of {apart} ranks that share a sequence in its group, and the script sums their gradients itself, or nobody does: not planned "
+             "(a group of both dimensions is, mesh[\"data\", \"context\"]._flatten())")  # fmt: skip
         _found["model"] = None
         return
     if _plain.get("parts"):

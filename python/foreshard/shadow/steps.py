@@ -164,6 +164,7 @@ class _Steps:
         self.is_first = True
         self._told = False  # the watcher, of the first optimizer
         self._backwards = 0  # that have begun
+        self._unmarked = False  # optimizers step in a backward that has not ended
         self._on_host: set[int] = set()  # parameters that an optimizer steps there
         self._forward_hook = None
         self._reset = None
@@ -214,6 +215,8 @@ class _Steps:
                     return inner(*args, **kwargs)
             finally:
                 self.engines -= 1
+                if self._unmarked and not in_backward():
+                    self._mark()
 
         module._engine_run_backward = run
 
@@ -240,7 +243,10 @@ class _Steps:
         if self.is_first and not self._told:
             self._tell(optimizer)
         if not self._stepped:  # what comes now belongs to the next step's collectives already (model.unshard())
-            device.mark(f"step {len(self.figures) + 1} ends")
+            if in_backward():  # of the first parameter: what autograd goes on with is this step's
+                self._unmarked = True
+            else:
+                self._mark()
         self._stepped.add(id(optimizer))
         self._now[optimizer] = True
         self._parameters |= {id(p) for p in parameters}
@@ -254,6 +260,10 @@ class _Steps:
             from torch.nn.modules.module import register_module_forward_pre_hook
 
             self._forward_hook = register_module_forward_pre_hook(self._forward_begins)
+
+    def _mark(self) -> None:
+        self._unmarked = False
+        device.mark(f"step {len(self.figures) + 1} ends")
 
     def _forward_begins(self, module, args):
         """A module without parameters of the training's may prepare the next batch, before zero_grad."""

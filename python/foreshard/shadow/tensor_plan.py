@@ -105,7 +105,7 @@ def ranks(root) -> int:
 def found(root) -> dict | None:
     """{"plan": {pattern: word}, "sequence": bool, "loss": bool}; None: nothing is cut."""
     words: dict[str, str] = {}
-    sequence = loss = False
+    sequence = False
     silent: list[str] = []  # whole weights whose style says nothing of what comes in
     parts = _cut(root)
     if not parts:
@@ -137,10 +137,10 @@ def found(root) -> dict | None:
     if sequence:
         words |= _given_whole(root, words)
         words |= {name: "rowwise_reduced" for name, word in words.items() if word == "rowwise" and _hands_on_whole(root.get_submodule(paths[name]))}
-    cut = []
-    for name, whole in _heads(root, words):
-        words[name], loss = "head", loss or not whole
-        cut += [] if whole else [name]
+    heads = dict(_heads(root, words))
+    cut = [name for name, whole in heads.items() if not whole]
+    loss = bool(cut)
+    words |= {name: "colwise_gathered" if loss and whole else "head" for name, whole in heads.items()}
     return {"plan": _patterns(words, paths), "sequence": sequence, "loss": loss, "cut": cut} if words else None
 
 
@@ -153,7 +153,7 @@ def why_not(root) -> str | None:
         module = getattr(each, "_module_info", None) and each._module_info.module
         if _is_cut_twice(each) and not are_experts(each):
             return f"{name} is cut over two dimensions beside FSDP's: not planned"
-        cut = getattr(each, "is_dtensor", False) and any(one.is_shard() for one in each._tp_spec.placements)
+        cut = getattr(each, "is_dtensor", False) and any(one.is_shard() for one in names.spec(each).placements)
         if cut and _word(module, parts.get(id(module), [])) is None and id(module) in parts:
             return f"{name} is cut over ranks, and is no layer's, table's or stacked matrix that a plan cuts: not planned"
     for name, module in root.named_modules():
@@ -179,7 +179,7 @@ def _dtensor() -> type:
 
 
 def _is_cut_twice(parameter) -> bool:
-    return getattr(parameter, "is_dtensor", False) and sum(one.is_shard() for one in parameter._tp_spec.placements) > 1
+    return getattr(parameter, "is_dtensor", False) and sum(one.is_shard() for one in names.spec(parameter).placements) > 1
 
 
 def gathered_by_the_loss(cut: dict) -> dict:
@@ -197,9 +197,9 @@ def over(parameters, fsdp_mesh) -> dict[str, int]:
         sizes = {"tensor_parallel": 1, "expert_parallel": 1}
         if not are_experts(each):
             sizes["tensor_parallel"] = 1 if _is_cut_twice(each) else each._spmd_mesh.size() // fsdp_mesh.size()
-        for dimension, placement in enumerate(each._tp_spec.placements if are_experts(each) else ()):
+        for dimension, placement in enumerate(names.spec(each).placements if are_experts(each) else ()):
             if placement.is_shard():
-                sizes["expert_parallel" if placement.is_shard(0) else "tensor_parallel"] *= each._tp_spec.mesh.size(dimension)
+                sizes["expert_parallel" if placement.is_shard(0) else "tensor_parallel"] *= names.spec(each).mesh.size(dimension)
         ranks = {key: max(size, sizes[key]) for key, size in ranks.items()}
     return ranks
 
@@ -216,8 +216,8 @@ def _cut(root) -> dict[int, list]:
     parts: dict[int, list] = {}
     for each in names.mesh_parameters(root):
         if getattr(each, "is_dtensor", False) and each._module_info.param_name != "bias":
-            cut = [one for one in each._tp_spec.placements if one.is_shard()]
-            placement = _Twice() if are_experts(each) and len(cut) > 1 else each._tp_spec.placements[-1]
+            cut = [one for one in names.spec(each).placements if one.is_shard()]
+            placement = _Twice() if are_experts(each) and len(cut) > 1 else names.spec(each).placements[-1]
             for module in (each._module_info.module, *each._module_info.shared_modules):
                 parts.setdefault(id(module), []).append((len(each.sharded_param.shape), placement))
     return parts
@@ -298,6 +298,12 @@ def is_of_mesh(function) -> bool:
     from torch.distributed.device_mesh import DeviceMesh
 
     return any(isinstance(value, DeviceMesh) for value in _closed_over({0: function}))
+
+
+def is_of_script(hook) -> bool:
+    """Whether a hook on a module's forward changes how tensors lie over the ranks of a mesh, for which no plan stands where nothing is cut; context
+    ranks' has one."""
+    return isinstance(hook, types.FunctionType) and is_of_mesh(hook)
 
 
 def _style(module):

@@ -125,6 +125,8 @@ def _patch(c10d) -> None:
         # Bound to a device, communicators are split from each other, by colours that one process alone cannot count.
         init(with_fake(backend), timeout=timeout, world_size=size, rank=number, store=_stores[-1], group_name=group_name,
              pg_options=pg_options, **more)  # fmt: skip
+        if getattr(c10d.GroupMember.WORLD, "bound_device_id", None) is not None:  # 2.15 binds by itself
+            c10d.GroupMember.WORLD.bound_device_id = None
         _asked.clear()
         _asked[c10d.GroupMember.WORLD.group_name] = str(backend or ("undefined" if device_id is None else "nccl")).lower()
 

@@ -443,6 +443,43 @@ TEST(LoweringCorners, MathAttentionHoldsItsOperandsUntilItsSecondProduct) {
   EXPECT_EQ(alive_at(*lowered, "aten.cos.default"), 5 * 6 * 4 * 4);
 }
 
+TEST(LoweringCorners, MathAttentionLetsGoOfItsLocalsFromTheLastToTheFirst) {  // as recorded of DeepSeek-V3
+  ToyProgram toy;
+  const std::string q = toy.input("q", {1, 10, 4}), k = toy.input("k", {1, 4, 6}), v = toy.input("v", {1, 6, 8});
+  const std::string m = toy.input("m", {1, 3});
+  toy.module("", "Root");
+  toy.op("aten._to_copy.default", {q}, {{"qf", {1, 10, 4}}});
+  toy.op("aten._to_copy.default", {k}, {{"kf", {1, 4, 6}}});
+  toy.op("aten._to_copy.default", {v}, {{"vf", {1, 6, 8}}});
+  toy.op("aten.mul.Scalar", {"qf"}, {{"qs", {1, 10, 4}}}, {Arg{0.5}});
+  toy.op("aten.cos.default", {m}, {{"mask", {1, 3}}});
+  toy.op("aten.mul.Scalar", {"kf"}, {{"ks", {1, 4, 6}}}, {Arg{0.5}});
+  toy.op("aten.bmm.default", {"qs", "ks"}, {{"p", {1, 10, 6}}});
+  toy.op("aten._safe_softmax.default", {"p"}, {{"s", {1, 10, 6}}}, {Arg{std::int64_t{-1}}});
+  toy.op("aten._to_copy.default", {"s"}, {{"sh", {1, 10, 6}}});
+  toy.op("aten.bmm.default", {"s", "vf"}, {{"o", {1, 10, 8}}});
+  toy.op("aten._to_copy.default", {"o"}, {{"oh", {1, 10, 8}}});
+  toy.op("aten.sum.default", {"oh"}, {{"loss", {}}});
+  Model model = toy.finish("loss");
+  model.lifetimes = Lifetimes::Recorded;
+  for (ValueInfo& value : model.values) {
+    for (const char* name : {"qf", "kf", "vf", "qs", "mask", "s", "sh", "o"})
+      if (value.name == name) value.held = {Hold::Until::Op, 10, {}};
+  }
+  const auto lowered = lower(model, segments_by_block(model, ""), std::vector<bool>());
+  ASSERT_TRUE(lowered);
+  const SegmentTemplate& only = lowered->templates.front();
+  std::vector<Bytes> gone;  // behind the last cast
+  const Kernel& cast = only.forward.kernels.at(only.forward.kernels.size() - 2);
+  const Kernel& sum = only.forward.kernels.back();
+  for (std::int32_t e = cast.after_begin; e < sum.before_begin; ++e) {
+    const MemoryEvent& event = only.forward.events[static_cast<std::size_t>(e)];
+    if (!event.alloc && event.slot >= 0) gone.push_back(only.slots[static_cast<std::size_t>(event.slot)].bytes / 4);
+  }
+  // The product, scores, scaled query, mask, values, keys, query, and what the caller was handed of the scores.
+  EXPECT_EQ(gone, (std::vector<Bytes>{80, 60, 40, 3, 48, 24, 40, 60}));
+}
+
 /// Two parameters joined, times an input: the joined gradient is a tensor of its own.
 Model joined(std::int64_t dim, Shape a, Shape b, Shape both) {
   ToyProgram toy;

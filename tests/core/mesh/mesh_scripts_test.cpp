@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <string>
 
 #include "core/adapters/adapted_model.h"
 #include "core/lowering/lowering.h"
@@ -155,6 +158,53 @@ TEST(MeshScripts, Float8LayersAreCutAsLinearOnesAre) {
     job.model.float8 = float8;
     EXPECT_EQ(collectives(), plain);
   }
+}
+
+TEST(MeshScripts,
+     ScalesOfWhatRanksHavePartsOfAreTheLargestOfTheirs) {  // as recorded of torchtitan: 28 a block of seven
+  Job job = job_of(true);
+  job.mesh.loss_parallel = false;
+  using Meetings = std::map<Bytes, int>;  // all-reduces of largest numbers, by bytes
+  const auto met = [&](const char* recipe) {
+    job.model.float8 = recipe;
+    const Model model = rank_of(job);
+    const std::vector<bool> trainable(model.params.size(), true);
+    const auto end = static_cast<std::int32_t>(model.ops.size());
+    const LoweredProgram lowered = lower(model, {{0, end, false, -1}}, trainable).value();
+    std::array<Meetings, 2> count;
+    for (const Kernel& kernel : lowered.templates.front().forward.kernels)
+      if (kernel.maximum) ++count[0][kernel.vector_bytes];
+    for (const Kernel& kernel : lowered.templates.front().backward.kernels)
+      if (kernel.maximum) ++count[1][kernel.vector_bytes];
+    return count;
+  };
+  const std::array<Meetings, 2> none{};
+  EXPECT_EQ(met("none"), none);
+  // Queries, keys and values are cut along their rows, outputs along their columns; the others are no multiples of 16.
+  constexpr int kLayers = 2;
+  constexpr Bytes kNumber = 8, kRows = 2 * kSequence * kNumber, kWidth = 48 * kNumber;
+  const std::array<Meetings, 2> by_row{Meetings{{kRows, kLayers}, {kWidth, kLayers}},
+                                       Meetings{{kRows, 3 * kLayers}, {kWidth, 3 * kLayers}}};
+  EXPECT_EQ(met("rowwise"), by_row);
+  const std::array<Meetings, 2> whole{Meetings{{kNumber, (1 + 4) * kLayers}},
+                                      Meetings{{kNumber, (2 * 3 + 4 + 1) * kLayers}}};
+  EXPECT_EQ(met("tensorwise"), whole);
+}
+
+TEST(MeshScripts, FusedProjectionsThatAreSlicedAreGathered) {  // Phi-3, as Transformers cuts it
+  const Job job = job_of(true);
+  const auto config = nlohmann::json::parse(R"({"model_type": "phi3", "hidden_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 56, "vocab_size": 100, "pad_token_id": 0,
+    "max_position_embeddings": 64})");
+  const Model model =
+      rank_model(model_from_config_json(config, "phi3", job.model, ProgramOptions()).value(), job).value();
+  std::map<std::string, int> count;
+  for (const Op& op : model.ops) ++count[op.name];
+  constexpr int kLayers = 2;
+  EXPECT_EQ(count["mesh.all_gather"], 4 * kLayers + 1);  // inputs, projections; the head's input
+  EXPECT_EQ(count["mesh.part"], 2 * kLayers);            // of what is whole behind them
+  EXPECT_EQ(count["mesh.log_softmax"], 1);               // logits stay cut for the loss all the same
+  EXPECT_EQ(model.params[model.find_param("model.layers.1.self_attn.qkv_proj.weight").index()].shape, (Shape{40, 48}));
 }
 
 TEST(MeshScripts, AdaptersAreCutWithTheirLayers) {

@@ -366,6 +366,17 @@ TEST(RankModel, NamesTrapsAndRefusals) {
   EXPECT_TRUE(build_plan(rank_model(whole_model(job), job).value(), job).has_value());
 }
 
+TEST(RankModel, WhatNothingReadsIsOnNoMeshThatIsClipped) {
+  Job job = job_of(true, true);
+  job.train.clip_grad_norm = 1.0;
+  Model whole = whole_model(job);
+  whole.params.push_back({"unused", {64, 64}, DType::Float32, true, ModuleId(0)});
+  whole.modules.front().params.emplace_back(whole.params.size() - 1);
+  const auto plan = build_plan(rank_model(std::move(whole), job).value(), job);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;
+  EXPECT_EQ(trap(*plan, 45), nullptr);
+}
+
 TEST(RankModel, ShardsKeptAmongFewRanksAreRefusedAsPyTorchDoes) {  // to_sharded_post_forward
   Job job = job_of(true, true);
   job.fsdp.reshard_after_forward = {ReshardAfterForward::Kind::GroupSize, 2};

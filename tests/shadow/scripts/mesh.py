@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--context", choices=["buffers", "modules"])
+parser.add_argument("--over", choices=["all", "rest", "none"], default="all")  # what shards: all ranks, those with other sequences, nothing
 parser.add_argument("--tensor", action="store_true")
 parser.add_argument("--forwards", action="store_true")
 parser.add_argument("--logits", choices=["whole", "gathered"], default="whole")  # of tensor ranks: as they come out, or by the loss
@@ -227,9 +228,12 @@ else:
         ring._enable_context_parallel_dispatcher()
         for block in model.blocks:
             ring._ContextParallel(seq_dim=2, attention_type=ring._ContextParallel.AttentionType.SDPA)._apply(block.attend, shared["shared"])
-    for part in (model.embed, *model.blocks, model.head):
+    if args.over == "rest":
+        places["mesh"] = shared["rest"]
+    for part in (model.embed, *model.blocks, model.head) if args.over != "none" else ():
         fully_shard(part, **places)
-    fully_shard(model, **places)
+    if args.over != "none":
+        fully_shard(model, **places)
     model.to_empty(device="cpu" if args.offload else "cuda")
     if args.tie:
         model.head.weight = model.embed.weight
@@ -241,7 +245,8 @@ for step in range(4):
     labels = torch.randint(0, WORDS, (2, SEQ), device="cuda")
 
     def train(tokens, labels):
-        out = model(tokens)
+        with torch.autocast("cuda", torch.bfloat16, enabled=args.over == "none"):  # flash attention, which has a ring
+            out = model(tokens)
         logits = out.flatten(0, 1).float()
         if args.logits == "gathered":
             logits = logits.full_tensor()
@@ -256,5 +261,7 @@ for step in range(4):
         train(*ring._context_parallel_shard(shared["shared"], [tokens, labels], [1, 1], balancer))
     else:
         train(tokens, labels)
+    for p in model.parameters() if args.over == "none" else ():
+        dist.all_reduce(p.grad, op=dist.ReduceOp.AVG, group=shared["shared"].get_group())
     optimizer.step()
     optimizer.zero_grad()

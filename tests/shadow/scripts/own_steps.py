@@ -98,6 +98,22 @@ class Kept(torch.optim.Optimizer):
             p.add_(state["moment"], alpha=-1e-3)
 
 
+class Held(torch.optim.Optimizer):
+    """Steps others, of a part of the parameters each; `slow`: and keeps averages of its own."""
+
+    def __init__(self, parts, slow):
+        self.inside = [torch.optim.AdamW(part.parameters(), 1e-4) for part in parts]
+        super().__init__([p for each in self.inside for group in each.param_groups for p in group["params"]], {})
+        self.slow = slow
+
+    @torch.no_grad()
+    def step(self):
+        for each in self.inside:
+            each.step()
+        for p in self.param_groups[0]["params"] if self.slow else ():
+            self.state[p].setdefault("slow", torch.zeros_like(p)).lerp_(p, 0.1)
+
+
 def sharded(model, output=None):
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -136,6 +152,32 @@ def kept(args):
             print("raised, history", torch._C._cuda_isHistoryEnabled())
         for p in model.parameters():
             p.grad = p.update = None
+
+
+def held(args):
+    model = sharded(Net())
+    optimizer, kept = Held([model.blocks, model.head], slow=args.loop == "slow"), []
+    optimizer.register_step_post_hook(lambda *_: kept.append(torch.ones(1, device="cuda")) if len(kept) < 2 else None)  # the script's, of no step
+    for _ in range(10):
+        model(torch.randn(4096, 256).cuda())[0].square().mean().backward()
+        optimizer.step()
+        optimizer.inside[0].zero_grad()
+        optimizer.inside[1].zero_grad()
+
+
+def inside(args):
+    """Each parameter is stepped where its gradient is made."""
+    model = sharded(Net())
+    optimizers = {p: torch.optim.AdamW([p], 1e-4) for p in model.parameters()}
+
+    def hook(p):
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(hook)
+    for _ in range(10):
+        model(torch.randn(4096, 256).cuda())[0].square().mean().backward()
 
 
 def bare(args):
@@ -224,9 +266,10 @@ def transformed(args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned", "labelled", "transformed", "bare", *KEPT))
+    parser.add_argument("loop", choices=("own", "norms", "teacher", "micro", "returned", "labelled", "transformed", "bare", "held", "slow", "inside", *KEPT))
     dist.init_process_group("nccl")
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     arguments = parser.parse_args()
     loops = {"own": own, "norms": norms, "teacher": teacher, "micro": micro, "returned": returned, "labelled": labelled, "transformed": transformed, "bare": bare}
+    loops |= {"held": held, "slow": held, "inside": inside}
     loops.get(arguments.loop, kept)(arguments)

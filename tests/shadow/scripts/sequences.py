@@ -1,5 +1,5 @@
-"""Sequences cut by hand: heads are exchanged for positions around attention (Ulysses), or keys and values gathered; alone, and beside layers that styles
-cut over tensor ranks."""
+"""Sequences cut by hand: heads are exchanged for positions around attention (Ulysses; also by DTensors that the code makes, or a style does), or keys and
+values gathered; alone, and beside layers that styles cut over tensor ranks."""
 
 import argparse
 
@@ -9,10 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard, distribute_module
 from torch.distributed.tensor import parallel as tp
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--gather", action="store_true")
+parser.add_argument("--placed", choices=["code", "style", "own style"])
 parser.add_argument("--tensor", type=int, default=1)
 parser.add_argument("--data", action="store_true")  # FSDP over the ranks with other sequences alone
 args = parser.parse_args()
@@ -52,9 +54,30 @@ class Gather(torch.autograd.Function):
         return got
 
 
+POSITIONS, PLACED_HEADS = Shard(2), Shard(1)
+
+
+def placed(x, was, wanted):
+    return DTensor.from_local(x, mesh["sequence"], [was], run_check=False).redistribute(placements=[wanted]).to_local()
+
+
+class Attend(nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Ulysses(tp.ParallelStyle):
+    def _apply(self, module, mesh):
+        def enter(module, inputs, mesh):
+            return tuple(placed(each, POSITIONS, PLACED_HEADS) for each in inputs)
+
+        return distribute_module(module, mesh, None, enter, lambda module, out, mesh: placed(out, PLACED_HEADS, POSITIONS))
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
+        self.inner = Attend()
         self.norm, self.norm2 = nn.RMSNorm(DIM), nn.RMSNorm(DIM)
         self.q, self.k, self.v, self.o = (nn.Linear(DIM, DIM, bias=False) for _ in range(4))
         self.up, self.down = nn.Linear(DIM, 4 * DIM), nn.Linear(4 * DIM, DIM)
@@ -63,6 +86,10 @@ class Block(nn.Module):
         q, k, v = (layer(x).unflatten(-1, (-1, DIM // HEADS)).transpose(1, 2) for layer in (self.q, self.k, self.v))
         if args.gather:
             return F.scaled_dot_product_attention(q, Gather.apply(k), Gather.apply(v))
+        if args.placed == "code":
+            return placed(self.inner(*(placed(each, POSITIONS, PLACED_HEADS) for each in (q, k, v))), PLACED_HEADS, POSITIONS)
+        if args.placed:
+            return self.inner(q, k, v)
         q, k, v = (Exchange.apply(each, 1, 2) for each in (q, k, v))
         return Exchange.apply(F.scaled_dot_product_attention(q, k, v, is_causal=True), 2, 1)
 
@@ -90,6 +117,11 @@ with torch.device("cuda"):
 for block in model.blocks if args.tensor > 1 else ():
     layers = dict.fromkeys(("q", "k", "v", "up"), tp.ColwiseParallel()) | dict.fromkeys(("o", "down"), tp.RowwiseParallel())
     tp.parallelize_module(block, mesh["tensor"], layers)
+inner = tp.PrepareModuleInputOutput(
+    input_layouts=(POSITIONS,) * 3, desired_input_layouts=(PLACED_HEADS,) * 3, use_local_input=True, output_layouts=PLACED_HEADS, desired_output_layouts=POSITIONS
+)
+for block in model.blocks if args.placed and args.placed != "code" else ():
+    tp.parallelize_module(block.inner, mesh["sequence"], inner if args.placed == "style" else Ulysses())
 mesh["data", "sequence"]._flatten("shared")
 over = {"mesh": mesh["data" if args.data else "shared"], "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
 for block in model.blocks:

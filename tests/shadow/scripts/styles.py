@@ -1,6 +1,7 @@
 """Decoders whose layers lie over tensor ranks in ways of their own: one flag each."""
 
 import argparse
+import contextlib
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor import parallel as tp
 
 parser = argparse.ArgumentParser()
-parser.add_argument("way", choices=["told", "keys", "tied", "inner", "table", "fsdp1", "silent", "hand", "rows", "width", "edges", "own"])
+parser.add_argument("way", choices=["told", "keys", "tied", "inner", "table", "fsdp1", "silent", "hand", "rows", "width", "edges", "own", "sliced"])
 way = parser.parse_args().way
 SEQ, DIM, HEADS, WIDTH, WORDS = 256, 256, 8, 32, 4000
 dist.init_process_group("nccl")
@@ -106,6 +107,8 @@ def cut(model):
             plan["gated.down"] = rows(output_layouts=part)
         if way == "own":  # each rank has rows of its own, which these layers gather
             plan = {f"gated.{name}": columns(input_layouts=Shard(0)) for name in ("gate", "up")} | {"gated.down": rows(output_layouts=Shard(0))}
+        if way == "sliced":  # gathered projections, whose own code may slice them, beside logits that stay cut
+            plan |= {"gated.gate": columns(output_layouts=whole), "gated.up": columns(output_layouts=whole), "gated.down": rows(input_layouts=whole)}
         if way == "width":
             plan["gated.down"] = rows(output_layouts=Shard(-1))
             plan["gated"] = tp.PrepareModuleOutput(output_layouts=(Shard(-1),), desired_output_layouts=(whole,))
@@ -121,6 +124,8 @@ def cut(model):
         tp.parallelize_module(model, tensor, {"blocks.2": tp.PrepareModuleOutput(output_layouts=(part,), desired_output_layouts=(whole,))})
     if way == "rows":  # each rank brings rows of its own
         tp.parallelize_module(model, tensor, {"head": columns(input_layouts=Shard(0), output_layouts=Shard(0))})
+    if way == "sliced":
+        tp.parallelize_module(model, tensor, {"head": columns(use_local_output=False)})
     if way == "table":  # the loss gathers the logits
         tp.parallelize_module(model, tensor, {"embed": columns(output_layouts=whole), "head": columns(use_local_output=False)})
     if way == "tied":
@@ -145,8 +150,9 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 for _ in range(4):
     tokens, labels = (torch.randint(0, WORDS, (2, SEQ), device="cuda") for _ in range(2))
     logits = model(tokens)
-    logits = logits.full_tensor() if isinstance(logits, DTensor) else logits
-    F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()).backward()
+    logits = logits.full_tensor() if isinstance(logits, DTensor) and way != "sliced" else logits
+    with tp.loss_parallel() if way == "sliced" else contextlib.nullcontext():
+        F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten()).backward()
     del logits
     optimizer.step()
     optimizer.zero_grad()

@@ -16,6 +16,8 @@ _NAMED = {
 _MOST_EVENTS = 200_000
 _seen: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # by optimizer
 _running: list[_Running] = []  # the outermost first
+_stepped: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # named optimizers that have stepped inside of others: allocations before it
+_holders: weakref.WeakSet = weakref.WeakSet()  # that have stepped others, and done nothing beside
 
 
 class _Running:
@@ -23,6 +25,8 @@ class _Running:
 
     def __init__(self, optimizer, backwards: int, head: list[dict]):
         self.optimizer, self.depth, self.is_whole, self.backwards, self.head = weakref.ref(optimizer), 1, True, backwards, head
+        self.own = 0  # allocations of its step, less those of the named ones inside; of hooks behind it are the script's
+        self.inside: set[int] = set()  # ids of the parameters that these have stepped
 
 
 class _Seen:
@@ -44,9 +48,14 @@ def is_named(optimizer) -> bool:
 
 def begins(optimizer, backwards: int) -> None:
     """`backwards`: how many have run."""
-    if is_named(optimizer) or not any(p.is_cuda for p in _parameters(optimizer)):
-        return
     import torch
+
+    if is_named(optimizer):
+        if _running:
+            _stepped[optimizer] = _allocations(torch)
+        return
+    if not any(p.is_cuda for p in _parameters(optimizer)):
+        return
 
     if _running and _running[-1].optimizer() is optimizer:
         _running[-1].depth += 1
@@ -69,6 +78,12 @@ def begins(optimizer, backwards: int) -> None:
 
 
 def ends(optimizer, backwards: int) -> None:
+    if _running and optimizer in _stepped:
+        import torch
+
+        _running[-1].own -= _allocations(torch) - _stepped.pop(optimizer)
+        _running[-1].inside |= {id(p) for p in _parameters(optimizer)}
+        return
     if not _running or _running[-1].optimizer() is not optimizer:
         return
     import torch
@@ -78,6 +93,11 @@ def ends(optimizer, backwards: int) -> None:
         return
     step = _running.pop()
     if not step.is_whole:
+        return
+    if step.inside.issuperset(map(id, _parameters(optimizer))) and step.own == 0:
+        torch.cuda.memory._record_memory_history(enabled=None)
+        _seen.pop(optimizer, None)
+        _holders.add(optimizer)
         return
     trace = torch.cuda.memory._snapshot()["device_traces"][torch.cuda.current_device()]
     torch.cuda.memory._record_memory_history(enabled=None)
@@ -91,6 +111,16 @@ def ends(optimizer, backwards: int) -> None:
         note(f"a step of {type(optimizer).__name__} takes and gives back more blocks than are watched ({_MOST_EVENTS})")
 
 
+def holds_others(optimizer) -> bool:
+    """Whether those that it has stepped are all that it does (torchtitan's container)."""
+    return optimizer in _holders
+
+
+def _allocations(torch) -> int:
+    """Of this process so far."""
+    return torch.cuda.memory_stats()["allocation.all.allocated"]
+
+
 def tell_errors(step):
     """A step that raises has no end that hooks are told of. PyTorch's own stay as they are, for compilers that know them."""
     if step.__module__.startswith("torch.optim."):
@@ -98,11 +128,18 @@ def tell_errors(step):
 
     @functools.wraps(step)
     def told(*args, **kwargs):
+        step_of_its_own = _running[-1] if _running and _running[-1].optimizer() is args[0] and _running[-1].depth == 1 else None
+        import torch
+
+        before = _allocations(torch) if step_of_its_own else 0
         try:
             return step(*args, **kwargs)
         except BaseException:
             _fails(args[0])
             raise
+        finally:
+            if step_of_its_own:
+                step_of_its_own.own += _allocations(torch) - before
 
     return told
 

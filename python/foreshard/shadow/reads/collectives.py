@@ -33,10 +33,15 @@ def begin_functional(module) -> None:
         setattr(module, name, _told(getattr(module, name)))
 
 
-def _told(inner):
+def begin_placements(module) -> None:
+    """torch.distributed.tensor._collective_utils: an all-to-all from one dimension to another, in a model's own code or by its styles."""
+    module.shard_dim_alltoall = _told(module.shard_dim_alltoall, own_parts.exchanged_dimensions)
+
+
+def _told(inner, tell=own_parts.exchanged):
     @functools.wraps(inner)
     def exchange(*args, **kwargs):
-        own_parts.exchanged()
+        tell()
         return inner(*args, **kwargs)
 
     return exchange
