@@ -53,9 +53,10 @@ Judged CandidateJudge::told(const Known& known, double below) const {
 }
 
 void CandidateJudge::simulate_into(Known& known, const Candidate& candidate, double below, Workbench& bench) const {
+  known.whole = true;
+  if (memory_ && memory_->exceeds(budget_, frame_, candidate)) return;
   Job job = job_of(frame_, candidate);
   job.schedule.budget = budget_;
-  known.whole = true;
   const auto prediction = bench.predict_candidate(job, below);
   if (!prediction) return;
   known.judged = judged_of(*prediction);

@@ -70,6 +70,7 @@ UnitSearch::UnitSearch(UnitFrame frame, Workbench& bench, const SearchTask& task
 void UnitSearch::run(double limit_ns, const UnitSearch* to_beat) {
   limit_ns_ = limit_ns;
   begin();
+  if (auto memory = KeptMemory::measure(frame_, judge_.bench())) judge_.know(std::move(*memory));
   sets();
   pacing();
   const bool behind = to_beat != nullptr && best_judged_.ns > kCaughtUp * to_beat->best_judged_.ns;

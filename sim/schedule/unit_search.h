@@ -54,6 +54,8 @@ class UnitSearch {
   const Judged& judged() const { return best_judged_; }
   const UnitFrame& frame() const { return frame_; }
   std::size_t simulated() const { return judge_.judged(); }
+  /// Of its frame, once it has been measured.
+  const std::optional<KeptMemory>& memory() const { return judge_.memory(); }
   /// Called behind every candidate that is looked at.
   void tell(std::function<void()> told) { told_ = std::move(told); }
 
