@@ -34,6 +34,7 @@ Judged judged_of(const Prediction& prediction) {
   result.compute_ns = static_cast<double>(prediction.iterations.back().compute);
   result.alloc_retries = retries_of_last_step(prediction);
   result.driver_allocs = driver_allocs_of_last_step(prediction);
+  result.first_retries = prediction.iterations.back().alloc_retries - result.alloc_retries;
   if (result.fits) result.ns = prediction.step_time_ns.value;
   return result;
 }

@@ -23,6 +23,7 @@ struct Judged {
   double ns = kNoTime, compute_ns = 0;                // of a step; busy time of the compute stream
   Bytes reserved = 0, allocated = 0, outside = 0;     // outside: context and communicators
   std::int64_t alloc_retries = 0, driver_allocs = 0;  // of the last step
+  std::int64_t first_retries = 0;                     // of the steps before it
   bool operator==(const Judged&) const = default;
 };
 

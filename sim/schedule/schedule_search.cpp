@@ -358,6 +358,7 @@ void take(const UnitSearch& best, const Model& model, const HardwareProfile& pro
   found.padding = padding_of(*best.frame().plan, model);
   found.units = scheduled_units(best.frame(), best.best(), model, profile, found.budget - found.peak_reserved);
   found.alloc_retries = best.judged().alloc_retries;
+  found.first_retries = best.judged().first_retries;
   found.driver_allocs = best.judged().driver_allocs;
   look_for_room(bench, found);
   look_at_expandable_segments(bench, found);

@@ -102,7 +102,6 @@ class UnitSearch {
 
   /// How far gathers run ahead.
   void pacing();
-  int depth_at(const Candidate& candidate, int otherwise, bool in_forward) const;
 
   /// Around the best, in ever smaller steps: more or fewer blocks recompute, and what that leaves is filled with
   /// parameters. Where kept parameters have hidden the links, bytes are better spent on activations.

@@ -152,9 +152,12 @@ void expect_above_bound(const FoundSchedule& found, const std::string& which, Ta
     tally.hidden_gaps.push_back(found.gap());
   if (!found.bound.host_bound() && found.gap() > 0.1 && tells())
     std::printf(
-        "gap %.1f %%, planned %.3f ms, bound %.3f (compute %.3f, gathers %.3f, reductions %.3f, ends %.3f): %s\n",
+        "gap %.1f %%, planned %.3f ms, bound %.3f (compute %.3f, gathers %.3f, reductions %.3f, ends %.3f), driver "
+        "asked "
+        "%lld times a step, %lld behind giving the cache back: %s\n",
         100 * found.gap(), found.step_ns / 1e6, found.bound.ns / 1e6, found.bound.compute_ns / 1e6,
-        found.bound.gathers_ns / 1e6, found.bound.reductions_ns / 1e6, found.bound.ends_ns / 1e6, which.c_str());
+        found.bound.gathers_ns / 1e6, found.bound.reductions_ns / 1e6, found.bound.ends_ns / 1e6,
+        static_cast<long long>(found.driver_allocs), static_cast<long long>(found.alloc_retries), which.c_str());
 }
 
 /// The drawn job, its model written to `path`.
