@@ -53,6 +53,7 @@ struct Parts {
 /// What runs alone: links without limits, nothing beside the kernels.
 struct Alone {
   double compute = 0, last_phases = 0;
+  double forward = 0;        // of compute
   double before_gather = 0;  // on the compute stream, before the first parameters are copied out
   double step = 0;
   std::shared_ptr<const LoweredProgram> lowered;
@@ -174,7 +175,9 @@ class Bound {
     for (const Waived waived : ways) {
       const auto unhindered = unhindered_step(job, waived);
       if (!unhindered) return fail(unhindered.error());
-      parts_.unhindered = std::max(parts_.unhindered, *unhindered);
+      // A compiled block that keeps may write more in forward than one that recomputes, whose second forward may be
+      // hidden: by so much a step of such blocks can be shorter.
+      parts_.unhindered = std::max(parts_.unhindered, *unhindered - std::max(0.0, free->forward - base->forward));
     }
     return {};
   }
@@ -274,6 +277,7 @@ class Bound {
     for (const Span& span : timeline.spans) {  // by lane, then start
       if (timeline.lanes[span.lane.index()].stream != "D" || span.start < end - last.step_time) continue;
       const auto own = static_cast<Phase>(span.phase);
+      if (own == Phase::Forward) result.forward += static_cast<double>(span.duration);
       gathered = gathered || own == Phase::PreForward || own == Phase::RootPreForward;
       if (!gathered) result.before_gather += static_cast<double>(span.duration);
     }
