@@ -227,7 +227,8 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
 LoweredProgram lower_checked(const Model& model, const std::vector<SegmentRange>& segments,
                              const std::vector<bool>& trainable, const LoweringOptions& options) {
   constexpr std::size_t kAsManyAsThereAre = 1000;
-  for (std::size_t most = kAsManyAsThereAre;;) {
+  // What is copied to the host is ordered behind the block before last, across where a run ends.
+  for (std::size_t most = options.offload.on ? 1 : kAsManyAsThereAre;;) {
     const Fold fold = lowering::fold(model, segments, trainable, most);
     Machine machine(model, fold.program, trainable, options);
     machine.forward();
