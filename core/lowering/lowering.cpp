@@ -16,6 +16,7 @@ namespace foreshard {
 namespace {
 
 using lowering::Fold;
+using lowering::FoldedRun;
 using lowering::Machine;
 using lowering::RawInstance;
 using lowering::RawPass;
@@ -93,17 +94,17 @@ Extract extract(RawInstance& raw, std::int32_t instance, const Model& model, con
   return out;
 }
 
-/// What a segment behind the run frees of its second block, it frees of the blocks that were left out too: casts that
+/// What a segment outside of a run frees of its second block, it frees of the blocks that were left out too: casts that
 /// autocast kept until it exited.
-void free_left_out(const Fold& fold, Extract& extract) {
-  const std::int32_t second = fold.run_begin + fold.period;
+void free_left_out(const Fold& fold, std::int32_t instance, Extract& extract) {
   const auto added = [&](const MemoryEvent& event, std::vector<MemoryEvent>& to) {
     to.push_back(event);
     if (event.slot >= 0) return;
     const ImportBinding import = extract.imports[static_cast<std::size_t>(-event.slot - 1)];
-    if (import.instance < second || import.instance >= second + fold.period) return;
-    for (std::int32_t block = 1; block <= fold.removed; ++block) {
-      extract.left_out.push_back({import.instance + block * fold.period, import.slot});
+    const FoldedRun* const run = fold.run_of(import.instance);
+    if (run == nullptr || !run->is_copied(import.instance) || run->has(instance)) return;
+    for (std::int32_t block = 1; block <= run->removed; ++block) {
+      extract.left_out.push_back({fold.real(import.instance) + block * run->period, import.slot});
       to.push_back({-static_cast<std::int32_t>(extract.imports.size() + extract.left_out.size()), false, event.noted});
     }
   };
@@ -135,31 +136,34 @@ void free_left_out(const Fold& fold, Extract& extract) {
 /// A block frees what lies near it: itself, its neighbours, and what is outside of the run.
 bool frees_nearby(const Fold& fold, const std::vector<Extract>& extracts) {
   for (std::size_t i = 0; i < extracts.size(); ++i) {
-    if (!fold.in_run(static_cast<std::int32_t>(i))) continue;
+    const FoldedRun* const run = fold.run_of(static_cast<std::int32_t>(i));
+    if (run == nullptr) continue;
     for (const ImportBinding& import : extracts[i].imports)
-      if (fold.in_run(import.instance) && std::abs(import.instance - static_cast<std::int32_t>(i)) >= 2 * fold.period)
+      if (run->has(import.instance) && std::abs(import.instance - static_cast<std::int32_t>(i)) >= 2 * run->period)
         return false;
   }
   return true;
 }
 
-/// Equal but for where imports come from.
-bool alike(const Fold& fold, const std::vector<Extract>& extracts) {
-  if (fold.period == 0) return true;
-  if (!frees_nearby(fold, extracts)) return false;
-  for (std::int32_t s = 0; s < fold.period; ++s) {  // the second and third kept block must be one template
-    const auto a = static_cast<std::size_t>(fold.run_begin + fold.period + s),
-               b = a + static_cast<std::size_t>(fold.period);
+/// The second and third kept block must be one template, equal but for where imports come from.
+bool alike(const FoldedRun& run, const std::vector<Extract>& extracts) {
+  for (std::int32_t s = 0; s < run.period; ++s) {
+    const auto a = static_cast<std::size_t>(run.begin + run.period + s), b = a + static_cast<std::size_t>(run.period);
     if (!(extracts[a].made == extracts[b].made)) return false;
     for (std::size_t i = 0; i < extracts[a].imports.size(); ++i) {
       const ImportBinding& x = extracts[a].imports[i];
       const ImportBinding& y = extracts[b].imports[i];
-      const bool moved = fold.in_run(x.instance) && y.instance == x.instance + fold.period;
+      const bool moved = run.has(x.instance) && y.instance == x.instance + run.period;
       if (x.slot != y.slot || !(moved || x.instance == y.instance)) return false;
-      if (moved && std::abs(x.instance - static_cast<std::int32_t>(a)) >= 2 * fold.period) return false;
+      if (moved && std::abs(x.instance - static_cast<std::int32_t>(a)) >= 2 * run.period) return false;
     }
   }
   return true;
+}
+
+bool alike(const Fold& fold, const std::vector<Extract>& extracts) {
+  return frees_nearby(fold, extracts) &&
+         std::all_of(fold.runs.begin(), fold.runs.end(), [&](const FoldedRun& run) { return alike(run, extracts); });
 }
 
 LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machine& machine, std::size_t segments) {
@@ -180,8 +184,9 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
   const auto place = [&](std::int32_t folded, std::int32_t real) {
     SegmentInstance& instance = out.instances[static_cast<std::size_t>(real)];
     instance.lowered = template_of[static_cast<std::size_t>(folded)];
+    const FoldedRun* const run = fold.run_of(folded);
     for (const ImportBinding& import : extracts[static_cast<std::size_t>(folded)].imports) {
-      const bool relative = fold.in_run(folded) && fold.in_run(import.instance);
+      const bool relative = run != nullptr && run->has(import.instance);
       instance.imports.push_back(
           {relative ? real + import.instance - folded : fold.real(import.instance), import.slot});
     }
@@ -190,16 +195,18 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
   };
   for (std::size_t i = 0; i < extracts.size(); ++i)
     place(static_cast<std::int32_t>(i), fold.real(static_cast<std::int32_t>(i)));
-  for (std::int32_t block = 0; block < fold.removed; ++block)
-    for (std::int32_t s = 0; s < fold.period; ++s) {
-      const std::int32_t folded = fold.run_begin + fold.period + s;
-      place(folded, folded + (block + 1) * fold.period);
-    }
-  const auto each = [&fold](std::int32_t folded, const auto& take) {  // the folded instance, and those it stands for
+  const auto each_copy = [&fold](std::int32_t folded, const auto& take) {  // of an instance, among what was left out
+    const FoldedRun* const run = fold.run_of(folded);
+    if (run == nullptr || !run->is_copied(folded)) return;
+    for (std::int32_t block = 1; block <= run->removed; ++block) take(fold.real(folded) + block * run->period);
+  };
+  for (std::size_t i = 0; i < extracts.size(); ++i) {
+    const auto folded = static_cast<std::int32_t>(i);
+    each_copy(folded, [&](std::int32_t real) { place(folded, real); });
+  }
+  const auto each = [&](std::int32_t folded, const auto& take) {
     take(fold.real(folded));
-    const std::int32_t second = fold.run_begin + fold.period;
-    if (folded < second || folded >= second + fold.period) return;
-    for (std::int32_t block = 0; block < fold.removed; ++block) take(folded + (block + 1) * fold.period);
+    each_copy(folded, take);
   };
   for (const ImportBinding& binding : machine.held)
     each(binding.instance, [&](std::int32_t real) { out.held.push_back({real, binding.slot}); });
@@ -219,8 +226,10 @@ LoweredProgram assemble(const Fold& fold, std::vector<Extract>& extracts, Machin
 
 LoweredProgram lower_checked(const Model& model, const std::vector<SegmentRange>& segments,
                              const std::vector<bool>& trainable, const LoweringOptions& options) {
-  for (const bool folding : {true, false}) {
-    const Fold fold = folding ? lowering::fold(model, segments, trainable) : lowering::unfolded(model, segments);
+  constexpr std::size_t kAsManyAsThereAre = 1000;
+  // What is copied to the host is ordered behind the block before last, across where a run ends.
+  for (std::size_t most = options.offload.on ? 1 : kAsManyAsThereAre;;) {
+    const Fold fold = lowering::fold(model, segments, trainable, most);
     Machine machine(model, fold.program, trainable, options);
     machine.forward();
     machine.backward();
@@ -230,14 +239,16 @@ LoweredProgram lower_checked(const Model& model, const std::vector<SegmentRange>
       const auto real = static_cast<std::size_t>(fold.real(static_cast<std::int32_t>(i)));
       extracts.push_back(extract(machine.tape.instances()[i], static_cast<std::int32_t>(i), model, segments[real]));
     }
-    if (folding && !alike(fold, extracts)) continue;  // rare: blocks that look alike but do not behave so
-    for (std::size_t i = 0; i < extracts.size(); ++i)
-      if (fold.period > 0 && !fold.in_run(static_cast<std::int32_t>(i))) free_left_out(fold, extracts[i]);
+    if (!alike(fold, extracts)) {  // rare: blocks that look alike but do not behave so
+      most = fold.runs.size() > 1 ? 1 : 0;
+      continue;
+    }
+    for (std::size_t i = 0; i < extracts.size() && !fold.runs.empty(); ++i)
+      free_left_out(fold, static_cast<std::int32_t>(i), extracts[i]);
     LoweredProgram out = assemble(fold, extracts, machine, segments.size());
     out.offloads = options.offload.on || lowering::saves_through_hooks(model);
     return out;
   }
-  return LoweredProgram{};
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ namespace foreshard::lowering {
 
 namespace {
 
-constexpr std::int32_t kKept = 4, kLeast = 6, kLongestPeriod = 64;
+constexpr std::int32_t kLeast = 6, kLongestPeriod = 64;
 
 struct Hash {
   std::uint64_t value = 0x9e3779b97f4a7c15ULL;
@@ -61,29 +61,17 @@ class Folder {
     for (const SegmentRange& segment : segments) digests_.push_back(digest(segment));
   }
 
-  /// The longest repetition: begin, period, blocks.
-  bool find(std::int32_t& begin, std::int32_t& period, std::int32_t& blocks) const {
-    const auto count = static_cast<std::int32_t>(segments_.size());
-    std::int32_t best = 0;
-    for (std::int32_t p = 1; p <= kLongestPeriod && p * kLeast <= count; ++p) {
-      std::int32_t equal = 0;
-      for (std::int32_t s = p; s <= count; ++s) {
-        if (s < count && same(s, s - p)) {
-          ++equal;
-          continue;
-        }
-        const std::int32_t here = equal / p + 1;
-        if (here >= kLeast && here * p > best) {
-          best = here * p;
-          begin = s - equal - p;
-          period = p;
-          blocks = here;
-        }
-        equal = 0;
-      }
-      if (best > 0) break;  // the shortest period that repeats
-    }
-    return best > 0;
+  /// Repetitions between two segments, numbered as in the real program, by where they begin: the longest, and those
+  /// before and behind it.
+  std::vector<FoldedRun> runs(std::int32_t first, std::int32_t last, std::size_t most) const {
+    FoldedRun longest;
+    if (most == 0 || !find(first, last, longest)) return {};
+    std::vector<FoldedRun> all = runs(first, longest.begin, most - 1);
+    all.push_back(longest);
+    const std::int32_t end = longest.begin + (longest.removed + FoldedRun::kKept) * longest.period;
+    const std::vector<FoldedRun> behind = runs(end, last, most - all.size());
+    all.insert(all.end(), behind.begin(), behind.end());
+    return all;
   }
 
   std::int32_t maker(std::int32_t value) const { return made_[static_cast<std::size_t>(value)]; }
@@ -98,6 +86,27 @@ class Folder {
   }
 
  private:
+  bool find(std::int32_t first, std::int32_t last, FoldedRun& longest) const {
+    std::int32_t best = 0;
+    for (std::int32_t p = 1; p <= kLongestPeriod && p * kLeast <= last - first; ++p) {
+      std::int32_t equal = 0;
+      for (std::int32_t s = first + p; s <= last; ++s) {
+        if (s < last && same(s, s - p)) {
+          ++equal;
+          continue;
+        }
+        const std::int32_t here = equal / p + 1;
+        if (here >= kLeast && here * p > best) {
+          best = here * p;
+          longest = {s - equal - p, p, here - FoldedRun::kKept};
+        }
+        equal = 0;
+      }
+      if (best > 0) break;  // the shortest period that repeats
+    }
+    return best > 0;
+  }
+
   Digest digest(const SegmentRange& segment) {
     Digest out;
     Hash hash;
@@ -305,45 +314,73 @@ Fold unfolded(const Model& model, const std::vector<SegmentRange>& segments) {
   return out;
 }
 
-Fold fold(const Model& model, const std::vector<SegmentRange>& segments, const std::vector<bool>& trainable) {
-  const Folder folder(model, segments, trainable);
-  Fold out;
-  std::int32_t blocks = 0;
-  if (!folder.find(out.run_begin, out.period, blocks)) return unfolded(model, segments);
-  out.removed = blocks - kKept;
-  const auto count = static_cast<std::int32_t>(segments.size());
-  const std::int32_t gap_begin = out.run_begin + out.kept_head * out.period,
-                     gap_end = gap_begin + out.removed * out.period;
-  RuleFinder rules;
-  for (std::int32_t s = 0, instance = 0; s < count; ++s) {
-    if (s >= gap_begin && s < gap_end) continue;
-    add_steps(model, segments[static_cast<std::size_t>(s)], instance++, rules, out.program);
-  }
-  out.program.instance_count = static_cast<std::size_t>(count - out.removed * out.period);
-  // What the block after the gap takes from the last block left out is what the last block before the gap made.
-  const auto op_at = [&](std::int32_t s) { return segments[static_cast<std::size_t>(s)].op_begin; };
-  const std::int32_t first_gone = op_at(gap_begin),
-                     first_back = gap_end < count ? op_at(gap_end) : static_cast<std::int32_t>(model.ops.size());
-  const std::int32_t shift = first_back - first_gone;
-  const std::int32_t tail_block_end =
-      gap_end + out.period < count ? op_at(gap_end + out.period) : static_cast<std::int32_t>(model.ops.size());
+namespace {
+
+/// What a run leaves out, and what follows it.
+struct Gap {
+  std::int32_t begin = 0, end = 0;                        // segments of the real program
+  std::int32_t first_gone = 0, first_back = 0, tail = 0;  // operators: left out, there again, behind the next block
+};
+
+Gap gap_of(const Model& model, const std::vector<SegmentRange>& segments, const FoldedRun& run) {
+  const auto op_at = [&](std::int32_t s) {
+    return s < static_cast<std::int32_t>(segments.size()) ? segments[static_cast<std::size_t>(s)].op_begin
+                                                          : static_cast<std::int32_t>(model.ops.size());
+  };
+  const std::int32_t begin = run.begin + FoldedRun::kHead * run.period, end = begin + run.removed * run.period;
+  return {begin, end, op_at(begin), op_at(end), op_at(end + run.period)};
+}
+
+/// What the block after a gap takes from the last block left out is what the last block before the gap made. False: it
+/// is used from afar, and the blocks are not alike after all.
+bool stand_in(const Model& model, const Folder& folder, const std::vector<Gap>& gaps, Program& program) {
+  const auto gap_with = [&](std::int32_t op) {
+    return std::find_if(gaps.begin(), gaps.end(),
+                        [&](const Gap& gap) { return op >= gap.first_gone && op < gap.first_back; });
+  };
   bool possible = true;
-  for (const Step& step : out.program.steps) {
+  for (const Step& step : program.steps) {
     for_each_arg(model.ops[static_cast<std::size_t>(step.op)], [&](const Arg& arg) {
       const auto* value = std::get_if<ValueRef>(&arg.value);
       if (value == nullptr) return;
-      const std::int32_t made = folder.maker(value->id.value);
-      if (made < first_gone || made >= first_back) return;
-      const std::int32_t twin = folder.twin(value->id.value, shift);
-      if (step.op >= tail_block_end || twin < 0)
-        possible = false;  // used from afar: the blocks are not alike after all
+      const auto gap = gap_with(folder.maker(value->id.value));
+      if (gap == gaps.end()) return;
+      const std::int32_t twin = folder.twin(value->id.value, gap->first_back - gap->first_gone);
+      if (step.op >= gap->tail || twin < 0)
+        possible = false;
       else
-        out.program.stands_for.emplace(value->id.value, twin);
+        program.stands_for.emplace(value->id.value, twin);
     });
   }
   for (const ValueId id : model.outputs)
-    if (id.valid() && folder.maker(id.value) >= first_gone && folder.maker(id.value) < first_back) possible = false;
-  return possible ? out : unfolded(model, segments);
+    if (id.valid() && gap_with(folder.maker(id.value)) != gaps.end()) possible = false;
+  return possible;
+}
+
+}  // namespace
+
+Fold fold(const Model& model, const std::vector<SegmentRange>& segments, const std::vector<bool>& trainable,
+          std::size_t most_runs) {
+  if (most_runs == 0) return unfolded(model, segments);
+  const Folder folder(model, segments, trainable);
+  const auto count = static_cast<std::int32_t>(segments.size());
+  Fold out;
+  out.runs = folder.runs(0, count, most_runs);
+  std::vector<Gap> gaps;
+  std::int32_t removed = 0;
+  for (FoldedRun& run : out.runs) {
+    gaps.push_back(gap_of(model, segments, run));
+    run.begin -= removed;
+    removed += run.removed * run.period;
+  }
+  RuleFinder rules;
+  for (std::int32_t s = 0, instance = 0; s < count; ++s) {
+    if (std::any_of(gaps.begin(), gaps.end(), [s](const Gap& gap) { return s >= gap.begin && s < gap.end; })) continue;
+    add_steps(model, segments[static_cast<std::size_t>(s)], instance++, rules, out.program);
+  }
+  out.program.instance_count = static_cast<std::size_t>(count - removed);
+  if (stand_in(model, folder, gaps, out.program)) return out;
+  return fold(model, segments, trainable, out.runs.size() > 1 ? 1 : 0);
 }
 
 }  // namespace foreshard::lowering

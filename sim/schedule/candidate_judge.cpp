@@ -34,6 +34,7 @@ Judged judged_of(const Prediction& prediction) {
   result.compute_ns = static_cast<double>(prediction.iterations.back().compute);
   result.alloc_retries = retries_of_last_step(prediction);
   result.driver_allocs = driver_allocs_of_last_step(prediction);
+  result.first_retries = prediction.iterations.back().alloc_retries - result.alloc_retries;
   if (result.fits) result.ns = prediction.step_time_ns.value;
   return result;
 }
@@ -53,9 +54,10 @@ Judged CandidateJudge::told(const Known& known, double below) const {
 }
 
 void CandidateJudge::simulate_into(Known& known, const Candidate& candidate, double below, Workbench& bench) const {
+  known.whole = true;
+  if (memory_ && memory_->exceeds(budget_, frame_, candidate)) return;
   Job job = job_of(frame_, candidate);
   job.schedule.budget = budget_;
-  known.whole = true;
   const auto prediction = bench.predict_candidate(job, below);
   if (!prediction) return;
   known.judged = judged_of(*prediction);

@@ -8,9 +8,11 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "sim/schedule/candidate.h"
+#include "sim/schedule/kept_memory.h"
 #include "sim/search/shared_parts.h"
 
 namespace foreshard {
@@ -21,6 +23,7 @@ struct Judged {
   double ns = kNoTime, compute_ns = 0;                // of a step; busy time of the compute stream
   Bytes reserved = 0, allocated = 0, outside = 0;     // outside: context and communicators
   std::int64_t alloc_retries = 0, driver_allocs = 0;  // of the last step
+  std::int64_t first_retries = 0;                     // of the steps before it
   bool operator==(const Judged&) const = default;
 };
 
@@ -34,6 +37,10 @@ class CandidateJudge {
   /// Both outlive it. `threads`: in all, with the caller's own; 0: one for each processor.
   CandidateJudge(const UnitFrame& frame, Workbench& bench, Bytes budget, int threads);
 
+  /// From now on what holds more than the budget is known not to fit, and neither planned nor simulated.
+  void know(KeptMemory memory) { memory_ = std::move(memory); }
+  const std::optional<KeptMemory>& memory() const { return memory_; }
+
   /// `below`: who takes longer need not be known to the end, but what is told of it takes longer as well.
   Judged judge(const Candidate& candidate, double below = Judged::kNoTime);
   /// So many different candidates were judged; those that were only looked at do not count.
@@ -46,6 +53,7 @@ class CandidateJudge {
   Bytes peak_within(const Candidate& candidate, std::optional<Bytes> budget);
 
   Bytes budget() const { return budget_; }
+  Workbench& bench() const { return bench_; }
   int threads() const { return threads_; }
 
  private:
@@ -66,6 +74,7 @@ class CandidateJudge {
   std::list<Workbench> others_;  // one for each other thread
   Bytes budget_;
   int threads_;
+  std::optional<KeptMemory> memory_;
   std::size_t judged_ = 0;
   std::map<std::string, Known> known_;
 };

@@ -12,7 +12,6 @@
 #include "sim/device/interference.h"
 #include "sim/network/collectives.h"
 #include "sim/schedule/beside_collectives.h"
-#include "sim/schedule/held_memory.h"
 #include "sim/schedule/unit_collectives.h"
 #include "sim/simulate.h"
 
@@ -54,21 +53,11 @@ struct Parts {
 /// What runs alone: links without limits, nothing beside the kernels.
 struct Alone {
   double compute = 0, last_phases = 0;
+  double forward = 0;        // of compute
   double before_gather = 0;  // on the compute stream, before the first parameters are copied out
   double step = 0;
-  Bytes after_forward = 0;  // allocated
-  Bytes at_loss = 0;        // allocated at most while forwards end and backwards begin
-  std::vector<BackwardMoment> in_backward;
   std::shared_ptr<const LoweredProgram> lowered;
 };
-
-/// The id under which the last iteration's first instruction was played.
-std::int32_t begin_of_last(const Plan& plan, std::size_t played) {
-  std::size_t begin = 0;
-  for (std::size_t k = 0; k + 1 < played; ++k)
-    begin += plan.iterations[std::min(k, plan.iterations.size() - 1)].instructions.size();
-  return static_cast<std::int32_t>(begin);
-}
 
 /// Whether some unit is gathered more than once: it runs again behind its last reduction. What is gathered and copied
 /// then, and when that is best begun, hangs on the lists, so that it is for nothing.
@@ -105,8 +94,9 @@ bool shares_gathers(const Plan& plan, const Model& model) {
 
 class Bound {
  public:
-  Bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget, Workbench& bench)
-      : frame_(frame), profile_(profile), budget_(budget), bench_(bench) {}
+  Bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget, Workbench& bench,
+        const std::optional<KeptMemory>& memory)
+      : frame_(frame), profile_(profile), budget_(budget), bench_(bench), memory_(memory) {}
 
   Result<ScheduleBound> find() {
     if (profile_.kind != "gpu" || frame_.plan->iterations.empty()) return ScheduleBound{};
@@ -148,6 +138,8 @@ class Bound {
     };
     auto base = recompute({});
     if (!base) return fail(base.error());
+    const auto memory = memory_ ? Result<KeptMemory>(*memory_) : KeptMemory::measure(frame_, bench_);
+    if (!memory) return fail(memory.error());
     parts_.compute = base->compute;
     parts_.last_phases = base->last_phases;
     parts_.before_gather = base->before_gather;
@@ -158,11 +150,9 @@ class Bound {
       const auto kept = recompute(blocks);
       if (!kept) return fail(kept.error());
       const auto count = static_cast<double>(blocks.size());
-      Item item{(base->compute - kept->compute) / count, 0,
-                static_cast<double>(kept->after_forward - base->after_forward) / count};
       for (const std::size_t block : blocks) {
-        item.block = static_cast<int>(block);
-        parts_.items.push_back(item);
+        const int own = static_cast<int>(block);
+        parts_.items.push_back({(base->compute - kept->compute) / count, 0, memory->bytes_of_block(own), own});
       }
     }
     if (auto done = measure_copies(candidate, alike); !done) return done;
@@ -172,7 +162,7 @@ class Bound {
     beside_ = BesideCollectives(*free->lowered, profile_, batches, free->compute);
     parts_.free_step = free->step;
     add_collectives();
-    add_moments(*base, *free);
+    add_moments(*memory);
     candidate.starts = true;  // every gather as early as can be
     for (UnitChoice& unit : candidate.units) unit.forward = unit.backward = 0;
     const Job job = job_of(frame_, candidate);
@@ -185,7 +175,9 @@ class Bound {
     for (const Waived waived : ways) {
       const auto unhindered = unhindered_step(job, waived);
       if (!unhindered) return fail(unhindered.error());
-      parts_.unhindered = std::max(parts_.unhindered, *unhindered);
+      // A compiled block that keeps may write more in forward than one that recomputes, whose second forward may be
+      // hidden: by so much a step of such blocks can be shorter.
+      parts_.unhindered = std::max(parts_.unhindered, *unhindered - std::max(0.0, free->forward - base->forward));
     }
     return {};
   }
@@ -267,9 +259,7 @@ class Bound {
     profile.scale_up_gb_per_s *= kUnlimited;
     profile.scale_out_gb_per_s *= kUnlimited;
     profile.channel_gb_per_s *= kUnlimited;
-    MemoryLog log;
     SimulateOptions options;
-    options.memory_log = &log;
     options.timeline = true;  // of single kernels: a segment as one span has the host's gaps in it
     const auto played = play(job, profile, options);
     if (!played) return fail(played.error());
@@ -280,9 +270,6 @@ class Bound {
     const IterationResult& last = prediction.iterations.back();
     result.compute = static_cast<double>(last.compute);
     result.step = static_cast<double>(last.step_time);
-    for (const PhaseMemory& phase : last.phases) {
-      if (phase.name == "forward") result.after_forward = phase.end_allocated;
-    }
     SimTime end = 0;
     const Timeline& timeline = prediction.timeline;
     for (const Span& span : timeline.spans) end = std::max(end, span.start + span.duration);
@@ -290,13 +277,10 @@ class Bound {
     for (const Span& span : timeline.spans) {  // by lane, then start
       if (timeline.lanes[span.lane.index()].stream != "D" || span.start < end - last.step_time) continue;
       const auto own = static_cast<Phase>(span.phase);
+      if (own == Phase::Forward) result.forward += static_cast<double>(span.duration);
       gathered = gathered || own == Phase::PreForward || own == Phase::RootPreForward;
       if (!gathered) result.before_gather += static_cast<double>(span.duration);
     }
-    const Plan& plan = *played->parts.plan;
-    const std::int32_t begin = begin_of_last(plan, prediction.iterations.size());
-    result.at_loss = held_at_loss(log, plan, *played->parts.model, frame_, begin);
-    result.in_backward = held_in_backward(log, plan, *played->parts.model, frame_, begin);
     for (const Span& span : timeline.spans) {
       const auto phase = static_cast<Phase>(span.phase);
       const bool late = phase == Phase::Clip || phase == Phase::Optimizer;
@@ -350,38 +334,22 @@ class Bound {
     parts_.last_reduction = time_of(CollectiveKind::ReduceScatter, last) + time_of(CollectiveKind::AllReduce, last);
   }
 
-  /// When backward begins all that is kept is alive; while it runs through a block, what is kept of later ones beside
-  /// the gradients that are there and the parameters that run. `kept` keeps all activations, `base` none: what a block
-  /// runs backward from is the same, and the lesser of the two is held by all between them.
-  void add_moments(const Alone& base, const Alone& kept) {
-    Moment& loss = parts_.moments.emplace_back();
-    loss.free_bytes = static_cast<double>(budget_ - std::max(base.after_forward, base.at_loss));
-    for (const Bytes bytes : frame_.bytes) loss.free_bytes += static_cast<double>(bytes);
-    for (const Item& item : parts_.items) loss.bytes.push_back(item.bytes);
-    if (frame_.job.checkpointing.offload_activations) {  // they need not be there
-      loss.free_bytes = static_cast<double>(kNoLimit);
-      return;
-    }
+  /// The first, when backward begins, and of backward the tightest.
+  void add_moments(const KeptMemory& memory) {
     std::vector<std::pair<double, Moment>> tight;  // by what is wanted beyond what is free
-    for (const BackwardMoment& one : base.in_backward) {
-      const auto other = std::find_if(kept.in_backward.begin(), kept.in_backward.end(),
-                                      [&](const BackwardMoment& k) { return k.block == one.block; });
-      if (other == kept.in_backward.end()) continue;
-      Moment moment;
-      double wanted = 0, others = 0;
+    for (const KeptMoment& one : memory.moments()) {
+      Moment moment{static_cast<double>(budget_) - one.held, {}};
       for (const Item& item : parts_.items) {
-        const bool later = item.block >= 0 ? one.later_blocks[static_cast<std::size_t>(item.block)]
-                                           : one.later_units[static_cast<std::size_t>(item.unit)];
-        moment.bytes.push_back(later ? item.bytes : 0);
-        wanted += moment.bytes.back();
-        if (item.block >= 0) others += moment.bytes.back();
+        const bool alive = item.block >= 0 ? one.of_block[static_cast<std::size_t>(item.block)]
+                                           : one.of_unit[static_cast<std::size_t>(item.unit)];
+        moment.bytes.push_back(alive ? item.bytes : 0);
       }
-      const double held = std::min(static_cast<double>(one.held), static_cast<double>(other->held) - others);
-      moment.free_bytes = static_cast<double>(budget_) - held;
-      tight.emplace_back(wanted - moment.free_bytes, std::move(moment));
+      const double wanted = std::accumulate(moment.bytes.begin(), moment.bytes.end(), -moment.free_bytes);
+      tight.emplace_back(wanted, std::move(moment));
     }
-    std::stable_sort(tight.begin(), tight.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
-    for (std::size_t k = 0; k < std::min(tight.size(), kMostMoments); ++k)
+    if (tight.empty()) tight.push_back({0, {static_cast<double>(kNoLimit), std::vector<double>(parts_.items.size())}});
+    std::stable_sort(tight.begin() + 1, tight.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    for (std::size_t k = 0; k < std::min(tight.size(), 1 + kMostMoments); ++k)
       parts_.moments.push_back(std::move(tight[k].second));
   }
 
@@ -449,6 +417,7 @@ class Bound {
   const HardwareProfile& profile_;
   Bytes budget_;
   Workbench& bench_;
+  const std::optional<KeptMemory>& memory_;
   Parts parts_;
   BesideCollectives beside_;
 };
@@ -456,8 +425,8 @@ class Bound {
 }  // namespace
 
 Result<ScheduleBound> schedule_bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget,
-                                     Workbench& bench) {
-  return Bound(frame, profile, budget, bench).find();
+                                     Workbench& bench, const std::optional<KeptMemory>& memory) {
+  return Bound(frame, profile, budget, bench, memory).find();
 }
 
 }  // namespace foreshard

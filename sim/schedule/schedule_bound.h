@@ -7,11 +7,14 @@
 // memory is for nothing. With a communicator of its own for reductions it is an estimate.
 #pragma once
 
+#include <optional>
+
 #include "core/job.h"
 #include "core/model/model.h"
 #include "core/result.h"
 #include "core/units.h"
 #include "sim/schedule/candidate.h"
+#include "sim/schedule/kept_memory.h"
 #include "sim/search/shared_parts.h"
 
 namespace foreshard {
@@ -30,8 +33,9 @@ struct ScheduleBound {
 };
 
 /// Where the job sends activations to the host, of schedules that do so too; else of those that keep them.
-/// 0 where it cannot be said (a CPU's ranks share their cores, a step that does not fit at any budget).
+/// 0 where it cannot be said (a CPU's ranks share their cores, a step that does not fit at any budget). `memory`: of
+/// the frame, where it has been measured.
 Result<ScheduleBound> schedule_bound(const UnitFrame& frame, const HardwareProfile& profile, Bytes budget,
-                                     Workbench& bench);
+                                     Workbench& bench, const std::optional<KeptMemory>& memory = {});
 
 }  // namespace foreshard

@@ -202,6 +202,7 @@ std::string schedule_json(const FoundSchedule& found, const Model& model, bool s
   document["peak_reserved_bytes"] = found.peak_reserved;
   document["alloc_retries"] = found.alloc_retries;
   document["driver_allocs"] = found.driver_allocs;
+  document["first_steps_alloc_retries"] = found.first_retries;
   document["unpadded_step_time_ns"] = found.unpadded.step_ns > 0 ? Json(found.unpadded.step_ns) : Json();
   const bool roomy = found.roomy.step_ns > 0;
   document["roomy_budget_bytes"] = roomy ? Json(found.roomy.reserved) : Json();

@@ -203,13 +203,17 @@ Searches other_searches(const UnitSearch& own, const Model& model, Workbench& be
   Searches others;
   const bool full =
       !own.found() || static_cast<double>(own.judged().reserved) > kFull * static_cast<double>(own.task().budget);
-  for (const Job& job : other_wrappings(own.frame(), model, full)) {
-    if (own.is_late()) break;
-    auto wrapped = frame_of(job, bench);
+  const std::vector<Wrapping> all = other_wrappings(own.frame(), model, full);
+  std::vector<bool> too_large(all.size());
+  for (std::size_t k = 0; k < all.size() && !own.is_late(); ++k) {
+    too_large[k] = all[k].joins >= 0 && too_large[static_cast<std::size_t>(all[k].joins)];
+    if (too_large[k]) continue;
+    auto wrapped = frame_of(all[k].job, bench);
     if (!wrapped) continue;  // units that cannot be planned
     others.push_back(std::make_unique<UnitSearch>(std::move(*wrapped), bench, own.task()));
     told.watch(*others.back());
     others.back()->try_bases(limit);
+    too_large[k] = !others.back()->found();
   }
   std::stable_sort(others.begin(), others.end(), [](const auto& a, const auto& b) { return a->beats(*b); });
   return others;
@@ -287,10 +291,12 @@ std::size_t simulated_in(const Searches& all) {
 }
 
 /// Of a job that sends activations to the host the lesser of two: a schedule may keep them on the device.
-Result<ScheduleBound> bound_of(UnitFrame frame, bool may_offload, const HardwareProfile& profile, Bytes budget,
+Result<ScheduleBound> bound_of(const UnitSearch& best, bool may_offload, const HardwareProfile& profile, Bytes budget,
                                Workbench& bench) {
+  UnitFrame frame = best.frame();
+  const bool measured = !frame.job.checkpointing.offload_activations;
   frame.job.checkpointing.offload_activations = false;
-  auto bound = schedule_bound(frame, profile, budget, bench);
+  auto bound = schedule_bound(frame, profile, budget, bench, measured ? best.memory() : std::nullopt);
   if (!bound || !may_offload) return bound;
   frame.job.checkpointing.offload_activations = true;
   auto other = schedule_bound(frame, profile, budget, bench);
@@ -352,6 +358,7 @@ void take(const UnitSearch& best, const Model& model, const HardwareProfile& pro
   found.padding = padding_of(*best.frame().plan, model);
   found.units = scheduled_units(best.frame(), best.best(), model, profile, found.budget - found.peak_reserved);
   found.alloc_retries = best.judged().alloc_retries;
+  found.first_retries = best.judged().first_retries;
   found.driver_allocs = best.judged().driver_allocs;
   look_for_room(bench, found);
   look_at_expandable_segments(bench, found);
@@ -440,7 +447,7 @@ Result<FoundSchedule> find_schedule(const Job& given, const Model& model, const 
     // was searched for.
     if (best.judged().outside != outside || found.limit < *budget) found.job.schedule.budget = found.limit;
     found.stays_on_device = given.checkpointing.offload_activations && !found.job.checkpointing.offload_activations;
-    const auto bound = bound_of(best.frame(), given.checkpointing.offload_activations, profile, *budget, bench);
+    const auto bound = bound_of(best, given.checkpointing.offload_activations, profile, *budget, bench);
     if (!bound) return fail(bound.error());
     found.bound = *bound;
   }

@@ -47,9 +47,10 @@ struct FoundSchedule {
   Bytes peak_reserved = 0;
   // A step, on a full card: its cache goes back to the driver, which is asked again; all that the driver is asked for.
   std::int64_t alloc_retries = 0, driver_allocs = 0;
-  RivalStep roomy;       // the same schedule where there are none; `reserved` is the budget
-  RivalStep expandable;  // the same with allocator.expandable_segments, within the budget; 0: no shorter
-  double padding = 0;    // part of what units gather that no parameter has: fsdp2 shards each along one dimension
+  std::int64_t first_retries = 0;  // in all the steps before it is steady
+  RivalStep roomy;                 // the same schedule where there are none; `reserved` is the budget
+  RivalStep expandable;            // the same with allocator.expandable_segments, within the budget; 0: no shorter
+  double padding = 0;  // part of what units gather that no parameter has: fsdp2 shards each along one dimension
   // The same schedule with padded parameters sharded along dimensions that divide, which the job may say (shard_dim)
   // and no schedule decides: layouts are the user's. Its step is 0 where that is no shorter.
   RivalStep unpadded;

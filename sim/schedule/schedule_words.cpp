@@ -106,7 +106,13 @@ std::string schedule_sentence(const FoundSchedule& found) {
 }
 
 std::string room_advice_of(const FoundSchedule& found) {
-  if (found.driver_allocs <= 0) return {};
+  if (found.driver_allocs <= 0) {
+    if (found.first_retries <= 0) return {};
+    return fmt::format(
+        "in the first steps, until its blocks fit, the allocator gives its cache back to the driver and asks again: {} "
+        "{} in all, and no longer then",
+        found.first_retries, found.first_retries == 1 ? "time" : "times");
+  }
   const std::string flushes =
       found.alloc_retries > 0 ? fmt::format(", {} times behind giving all its cache back", found.alloc_retries) : "";
   std::string text = fmt::format("the card is full: {} times a step the allocator asks the driver for memory{}",

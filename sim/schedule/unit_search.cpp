@@ -50,6 +50,18 @@ Candidate with_activations(Candidate candidate, std::size_t kept) {
   return candidate;
 }
 
+/// How far its gathers run ahead at most, in units.
+int depth_at(const UnitFrame& frame, const Candidate& candidate, int otherwise, bool in_forward) {
+  if (!candidate.starts) return otherwise;
+  int depth = 0;
+  for (std::size_t u = 0; u < candidate.units.size(); ++u) {
+    const int at = in_forward ? frame.forward_at[u] : frame.backward_at[u];
+    const int start = in_forward ? candidate.units[u].forward : candidate.units[u].backward;
+    if (at >= 0) depth = std::max(depth, at - start);
+  }
+  return depth;
+}
+
 }  // namespace
 
 std::size_t most_simulations(const UnitFrame& frame) {
@@ -70,6 +82,7 @@ UnitSearch::UnitSearch(UnitFrame frame, Workbench& bench, const SearchTask& task
 void UnitSearch::run(double limit_ns, const UnitSearch* to_beat) {
   limit_ns_ = limit_ns;
   begin();
+  if (auto memory = KeptMemory::measure(frame_, judge_.bench())) judge_.know(std::move(*memory));
   sets();
   pacing();
   const bool behind = to_beat != nullptr && best_judged_.ns > kCaughtUp * to_beat->best_judged_.ns;
@@ -264,26 +277,15 @@ void UnitSearch::pacing() {
     std::vector<Move> depths;
     for (int depth = 0; depth <= kDeepest; ++depth) depths.push_back(to(ahead(before, depth, backward)));
     consider_each(depths);
-    forward = depth_at(best_, forward, true);
+    forward = depth_at(frame_, best_, forward, true);
     depths.clear();
     for (int depth = best_judged_.driver_allocs > 0 ? 0 : 1; depth <= kDeepest; ++depth) {
       depths.push_back([this, forward, depth](const Candidate& best) { return ahead(best, forward, depth); });
     }
     consider_each(depths);
-    backward = depth_at(best_, backward, false);
+    backward = depth_at(frame_, best_, backward, false);
     if (best_ == before || spent()) return;
   }
-}
-
-int UnitSearch::depth_at(const Candidate& candidate, int otherwise, bool in_forward) const {
-  if (!candidate.starts) return otherwise;
-  int depth = 0;
-  for (std::size_t u = 0; u < candidate.units.size(); ++u) {
-    const int at = in_forward ? frame_.forward_at[u] : frame_.backward_at[u];
-    const int start = in_forward ? candidate.units[u].forward : candidate.units[u].backward;
-    if (at >= 0) depth = std::max(depth, at - start);
-  }
-  return depth;
 }
 
 void UnitSearch::sets_at_best() {

@@ -54,6 +54,8 @@ class UnitSearch {
   const Judged& judged() const { return best_judged_; }
   const UnitFrame& frame() const { return frame_; }
   std::size_t simulated() const { return judge_.judged(); }
+  /// Of its frame, once it has been measured.
+  const std::optional<KeptMemory>& memory() const { return judge_.memory(); }
   /// Called behind every candidate that is looked at.
   void tell(std::function<void()> told) { told_ = std::move(told); }
 
@@ -100,7 +102,6 @@ class UnitSearch {
 
   /// How far gathers run ahead.
   void pacing();
-  int depth_at(const Candidate& candidate, int otherwise, bool in_forward) const;
 
   /// Around the best, in ever smaller steps: more or fewer blocks recompute, and what that leaves is filled with
   /// parameters. Where kept parameters have hidden the links, bytes are better spent on activations.

@@ -131,34 +131,39 @@ Units ends_of(const Model& model, const std::vector<Row>& rows) {
 
 }  // namespace
 
-std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model, bool finer) {
-  std::vector<Job> jobs;
+std::vector<Wrapping> other_wrappings(const UnitFrame& frame, const Model& model, bool finer) {
+  std::vector<Wrapping> all;
   const Job& job = frame.job;
   const PrefetchOptions& prefetch = job.fsdp.prefetch;
-  if (!job.fsdp.overrides.empty() || !prefetch.forward.empty() || !prefetch.backward.empty()) return jobs;
+  if (!job.fsdp.overrides.empty() || !prefetch.forward.empty() || !prefetch.backward.empty()) return all;
   std::vector<Row> rows = rows_of(frame, model);
   const bool root_alone = rows.empty();
   if (root_alone) rows = rows_of_blocks(model);
   const Units ends = ends_of(model, rows);
   std::size_t longest = 0;
   for (const Row& row : rows) longest = std::max(longest, row.units.size());
+  int finer_one = -1, finer_apart = -1;  // without and with the ends apart
+  const auto add = [&](Units units, int& joins) {
+    all.push_back({with_units(job, std::move(units)), joins});
+    joins = static_cast<int>(all.size()) - 1;
+  };
   for (std::size_t together = 1; together < 2 * longest || together == 1; together *= 2) {
     Units units = grouped(rows, together);
-    if (!units.empty() && (together > 1 || root_alone)) jobs.push_back(with_units(job, units));
+    if (!units.empty() && (together > 1 || root_alone)) add(units, finer_one);
     units.insert(units.end(), ends.begin(), ends.end());
-    if (!ends.empty()) jobs.push_back(with_units(job, std::move(units)));
+    if (!ends.empty()) add(std::move(units), finer_apart);
   }
-  if (!root_alone) jobs.push_back(with_units(job, {}));
-  if (!finer) return jobs;
+  if (!root_alone) add({}, finer_one);
+  if (!finer) return all;
   std::size_t blocks = 0;
   for (const Row& row : rows) blocks += row.units.size();
   for (const bool children : {true, false}) {
     Units units = in_parts(rows, model, children);
     if (units.size() <= blocks) continue;
     units.insert(units.end(), ends.begin(), ends.end());
-    jobs.push_back(with_units(job, std::move(units)));
+    all.push_back({with_units(job, std::move(units))});
   }
-  return jobs;
+  return all;
 }
 
 }  // namespace foreshard

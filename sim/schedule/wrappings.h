@@ -11,8 +11,13 @@
 
 namespace foreshard {
 
+struct Wrapping {
+  Job job;
+  int joins = -1;  // an earlier one whose units it joins: whatever is gathered at a time is no less, nor is what fits
+};
+
 /// The job with other units, each way once. `finer`: blocks in parts too. Empty where the job says for named units what
 /// they do: it would mean others then. Not every one can be planned.
-std::vector<Job> other_wrappings(const UnitFrame& frame, const Model& model, bool finer);
+std::vector<Wrapping> other_wrappings(const UnitFrame& frame, const Model& model, bool finer);
 
 }  // namespace foreshard

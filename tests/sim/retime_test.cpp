@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
+#include <random>
 
 #include "sim/search/prepare_job.h"
 #include "tests/support/temporary_path.h"
@@ -97,6 +99,74 @@ TEST_F(RetimeTest, SlowerCollectivesMakeTheStepLonger) {
   for (std::size_t u = 0; u < prepared.plan.units.size(); ++u)
     changes.push_back({static_cast<std::int32_t>(u), 1.0, 1000.0});
   EXPECT_GT(steps(retime(tape, changes)).back(), expected.back());
+}
+
+/// The same from the tape's entries, one after the other.
+std::vector<SimTime> played_by_entries(const IssueTape& tape, const UnitChange& change) {
+  std::vector<SimTime> tails(8, 0), communicators(8, 0), events(static_cast<std::size_t>(tape.events()), 0), ends;
+  SimTime host = 0;
+  const auto times = [](SimDuration duration, double factor) {
+    return static_cast<SimDuration>(std::llround(static_cast<double>(duration) * factor));
+  };
+  for (std::size_t k = 0; k < tape.entries().size(); ++k) {
+    const IssueTape::Entry& entry = tape.entries()[k];
+    const bool changed = entry.unit == change.unit;
+    SimTime& tail = tails[entry.stream];
+    if (entry.kind == IssueTape::Kind::Run) {
+      const std::size_t end = k + 1 < tape.entries().size() ? tape.entries()[k + 1].kernels : tape.kernels().size();
+      for (std::size_t at = entry.kernels; at < end; ++at) {
+        host += tape.kernels()[at].host;
+        tail = std::max(tail, host) + times(tape.kernels()[at].device, changed ? change.compute : 1.0);
+      }
+      continue;
+    }
+    host += entry.host;
+    switch (entry.kind) {
+      case IssueTape::Kind::Collective: {
+        SimTime& met = communicators[static_cast<std::size_t>(entry.event)];
+        met = tail = std::max({tail, host, met}) + times(entry.device, changed ? change.communication : 1.0);
+        break;
+      }
+      case IssueTape::Kind::Record: events[static_cast<std::size_t>(entry.event)] = tail; break;
+      case IssueTape::Kind::StreamWait: tail = std::max(tail, events[static_cast<std::size_t>(entry.event)]); break;
+      case IssueTape::Kind::HostWait: host = std::max(host, events[static_cast<std::size_t>(entry.event)]); break;
+      case IssueTape::Kind::StreamSync: host = std::max(host, tail); break;
+      default: ends.push_back(*std::max_element(tails.begin(), tails.end()));
+    }
+  }
+  return ends;
+}
+
+TEST(IssueTape, WordsActAsTheEntriesDo) {
+  std::mt19937 random(7);
+  const auto below = [&random](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (int tapes = 0; tapes < 300; ++tapes) {
+    IssueTape tape;
+    for (int k = 0; k < 200; ++k) {
+      tape.set_unit(below(4) - 1);
+      if (below(3) != 0) tape.host_cost(below(40));
+      const int stream = below(5), what = below(10);
+      if (what < 4) {
+        for (int kernels = below(3); kernels >= 0; --kernels) tape.run(stream, below(200));
+      } else if (what < 5) {
+        tape.collective(stream, below(3), below(500));
+      } else if (what < 7 || tape.events() == 0) {
+        tape.record(stream);
+      } else if (what < 8) {
+        tape.stream_wait(stream, below(tape.events()));
+      } else if (below(3) == 0) {
+        tape.host_wait(below(tape.events()));
+      } else if (below(2) == 0) {
+        tape.stream_synchronize(stream);
+      } else {
+        tape.end_iteration();
+      }
+    }
+    tape.end_iteration();
+    EXPECT_EQ(retime(tape, {}), played_by_entries(tape, {-2, 1.0, 1.0})) << tapes;
+    for (const UnitChange change : {UnitChange{0, 1.5, 0.7}, {2, 0.25, 3.0}, {-1, 2.0, 1.0}})
+      EXPECT_EQ(retime(tape, {change}), played_by_entries(tape, change)) << tapes;
+  }
 }
 
 TEST(IssueTape, ARunOfKernelsActsAsItsKernelsDo) {

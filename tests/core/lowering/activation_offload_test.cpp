@@ -104,6 +104,25 @@ TEST(ActivationOffload, CheckpointedBlocksSendTheirInputsAlone) {
   EXPECT_GE(all.to_device, 11 - 5);
 }
 
+TEST(ActivationOffload, RunsOfBlocksTravelAsIfEachWereLowered) {
+  const Model model = chain(40);
+  Model uneven = model;  // an argument that nobody reads makes every block another one: nothing is folded
+  for (std::size_t i = 0; i < uneven.ops.size(); ++i)
+    uneven.ops[i].kwargs.push_back({"salt", {static_cast<std::int64_t>(i)}});
+  for (const std::size_t first : {0U, 8U}) {  // that recomputes
+    auto segments = segments_by_block(model, "Block", true);
+    for (std::size_t s = 0; s + 1 < segments.size(); ++s) segments[s].checkpointed = s >= first && s < first + 17;
+    LoweringOptions options;
+    options.offload = kKnown;
+    const Copies folded = copies_of(lower(model, segments, all_trainable(model), options).value()),
+                 whole = copies_of(lower(uneven, segments, all_trainable(model), options).value());
+    EXPECT_EQ(folded.to_host, whole.to_host) << first;
+    EXPECT_EQ(folded.to_device, whole.to_device) << first;
+    EXPECT_EQ(folded.out, whole.out) << first;
+    EXPECT_EQ(folded.back, whole.back) << first;
+  }
+}
+
 TEST(ActivationOffload, SmallTensorsStay) {
   ToyProgram toy;
   toy.module("", "Root");

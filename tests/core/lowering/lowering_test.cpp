@@ -103,6 +103,32 @@ TEST(Lowering, FoldedBlocksAreWhatTheyWouldBeUnfolded) {
   }
 }
 
+TEST(Lowering, EveryRunOfEqualBlocksIsFolded) {
+  const Model model = silu_chain(40);
+  Model uneven = model;
+  for (std::size_t i = 0; i < uneven.ops.size(); ++i)
+    uneven.ops[i].kwargs.push_back({"salt", {static_cast<std::int64_t>(i)}});
+  const auto is_recomputed = [](int pattern, std::size_t block) {
+    switch (pattern) {
+      case 0: return block < 17;                                      // two runs
+      case 1: return block >= 11 && block < 25;                       // three
+      case 2: return block != 20;                                     // two, and one between them
+      default: return block < 10 || (block >= 14 && block % 2 == 0);  // the others by two
+    }
+  };
+  for (int pattern = 0; pattern < 4; ++pattern) {
+    auto segments = segments_by_block(model, "Block", true);
+    for (std::size_t s = 0; s + 1 < segments.size(); ++s) segments[s].checkpointed = is_recomputed(pattern, s);
+    const auto folded = lower(model, segments, all_trainable(model)),
+               unfolded = lower(uneven, segments, all_trainable(model));
+    ASSERT_TRUE(folded && unfolded);
+    EXPECT_EQ(replay(*folded, segments).events, replay(*unfolded, segments).events) << pattern;
+    EXPECT_EQ(folded->held, unfolded->held) << pattern;
+    for (std::size_t s = 0; s < segments.size(); ++s)
+      EXPECT_EQ(folded->instances[s].imports, unfolded->instances[s].imports) << pattern << ' ' << s;
+  }
+}
+
 TEST(Lowering, CheckpointedBlocksKeepOnlyWhatTheyWereCalledWith) {
   const Model model = silu_chain(3);
   const auto segments = segments_by_block(model, "Block", true);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "sim/schedule/candidate_judge.h"
+#include "sim/search/auto_wrap.h"
 #include "sim/search/shared_parts.h"
 #include "tests/sim/schedule/schedule_fixture.h"
 
@@ -115,6 +116,42 @@ TEST_F(CandidateTest, DecisionsMakeNoOtherModelWithAdapters) {
   other.fsdp.overrides.push_back({.units = {layer}, .mixed_precision = MixedPrecision::none()});
   EXPECT_NE(shared.model(other, profile).value(), own);
   EXPECT_EQ(*shared.model(other, profile).value(), load_job_model(other, profile).value());
+}
+
+/// What is not planned because it holds too much would have ended for want of memory.
+TEST_F(CandidateTest, WhatHoldsMoreThanTheBudgetDoesNotFit) {
+  for (const std::int64_t batches : {1, 2}) {
+    job.model.seq = 1024;
+    job.train.micro_batches = batches;
+    SharedParts shared;
+    Workbench bench(shared);
+    Job plain = job;
+    plain.fsdp.runtime = Runtime::Fsdp2;
+    const JobParts parts = bench.prepare(plain).value();
+    const std::vector<bool> blocks = block_modules(*parts.model, plain);
+    const UnitFrame frame = frame_of_units(job, *parts.model, parts.plan, blocks, blocks);
+    const KeptMemory memory = KeptMemory::measure(frame, bench).value();
+    ASSERT_EQ(frame.blocks.size(), 6U);
+    int known = 0, too_much = 0;
+    for (const Bytes budget : {250 * kMiB, 350 * kMiB, 450 * kMiB, 600 * kMiB}) {
+      CandidateJudge judge(frame, bench, budget, 1);
+      for (std::size_t kept = 0; kept <= frame.blocks.size(); ++kept) {
+        for (std::size_t units = 0; units <= frame.names.size(); units += 2) {
+          Candidate one = as_fsdp2(frame);
+          for (std::size_t u = 0; u < one.units.size(); ++u)
+            one.units[u].params = u < units ? KeepParams::Keep : KeepParams::Reshard;
+          for (std::size_t b = 0; b < one.activations.size(); ++b)
+            one.activations[b] = b < kept ? KeepActivations::Keep : KeepActivations::Recompute;
+          const bool fits = judge.judge(one).fits, exceeds = memory.exceeds(budget, frame, one);
+          EXPECT_FALSE(fits && exceeds) << budget << ' ' << kept << ' ' << units << ' ' << batches;
+          known += exceeds ? 1 : 0;
+          too_much += fits ? 0 : 1;
+        }
+      }
+    }
+    EXPECT_GT(2 * known, too_much) << batches;
+    EXPECT_LT(known, 100) << batches;  // of 112
+  }
 }
 
 /// A card so full that the allocator never comes to rest, and what is played there.

@@ -105,6 +105,13 @@ TEST_F(ScheduleSearchTest, AFullCardIsToldAndGetsSmallerUnits) {
   EXPECT_TRUE(in_parts(full)) << full.text;
   ASSERT_GT(full.alloc_retries, 0);
   EXPECT_THAT(room_advice_of(full), HasSubstr("the card is full"));
+  EXPECT_EQ(full.first_retries + full.alloc_retries, predicted(full.job).iterations.back().alloc_retries);
+  FoundSchedule settles = full;  // a card that is full until the allocator has settled
+  settles.driver_allocs = settles.alloc_retries = 0;
+  settles.first_retries = 3;
+  EXPECT_THAT(room_advice_of(settles), HasSubstr("3 times in all"));
+  settles.first_retries = 0;
+  EXPECT_EQ(room_advice_of(settles), "");
   Job more = full.job;
   more.schedule.budget = full.roomy.reserved;
   EXPECT_EQ(predicted(more).step_time_ns.value, full.roomy.step_ns);
