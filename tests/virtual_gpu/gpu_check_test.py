@@ -191,7 +191,7 @@ class GpuCheck(unittest.TestCase):
     def test_time_that_is_over_ends_a_step_and_not_the_report(self):
         code, claims, report = self.check("--minutes", "0.3", broken="hang")
         self.assertEqual(code, 1)
-        self.assertEqual(report["missing"], ["calibrate", "predict", "emulate", "speed"])
+        self.assertEqual(report["missing"], ["calibrate", "predict", "emulate", "speed", "cards"])
         self.assertEqual(claims["the card is found"][2], "holds")
 
     def test_times_are_no_predictions_on_a_card_that_was_not_calibrated(self):
