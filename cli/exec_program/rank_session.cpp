@@ -9,6 +9,7 @@
 
 #include "cli/console/json_text.h"
 #include "core/job/job_keys.h"
+#include "exec/backend/abort_all.h"
 #ifdef FORESHARD_WITH_GLOO
 #include "exec/communicators/gloo_communicator.h"
 #endif
@@ -101,16 +102,17 @@ bool RankSession::tells(const std::string& word) {
 /// On the heartbeat's thread. What this rank waits for will not come: its calls throw, and it ends by itself; or, where
 /// it waits for something that nobody can end, here.
 void RankSession::lose(const std::string& word, bool ours) {
-  std::vector<std::weak_ptr<exec::Communicator>> communicators;
+  std::vector<std::shared_ptr<exec::Communicator>> living;
   {
     const std::lock_guard lock(mutex_);
     lost_ = word;
     speaks_ = ours;
-    communicators = communicators_;
+    for (const auto& communicator : communicators_) {
+      if (auto kept = communicator.lock()) living.push_back(std::move(kept));
+    }
   }
-  for (const auto& communicator : communicators) {
-    if (const auto living = communicator.lock()) living->abort(word);
-  }
+  exec::abort_all(living, word);
+  living.clear();
   std::unique_lock lock(mutex_);
   if (changed_.wait_for(lock, kToEnd, [this] { return ended_; })) return;
   if (!told_) {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "exec/communicators/communicator.h"
+#include "exec/backend/abort_all.h"
 
 namespace foreshard::exec {
 
@@ -20,7 +20,7 @@ void FailureBoard::report(Failure failure) {
   }
   const std::string why =
       fmt::format("rank {} failed in instruction {}: {}", rank_, first_.instruction.value, first_.text);
-  for (const auto& communicator : to_abort) communicator->abort(why);
+  abort_all(to_abort, why);
 }
 
 void FailureBoard::tell(const std::shared_ptr<Communicator>& communicator) {

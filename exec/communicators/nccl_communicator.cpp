@@ -79,6 +79,12 @@ class Patience {
   Clock::time_point next_word_ = Clock::now() + kBetweenWords;
 };
 
+/// For a thread that may outlive whoever answers for the peers.
+NcclOptions alone(NcclOptions options) {
+  options.peers = {};
+  return options;
+}
+
 /// Does on a thread of its own what nothing can end while it stands: NCCL has no way to give up a communicator that is
 /// still being made. Not in time: ncclInProgress, and the thread is left to itself.
 template <class F>
@@ -136,7 +142,7 @@ class NcclCommunicator final : public Communicator {
   ~NcclCommunicator() override {
     if (aborted_) return;
     if (options_.register_buffers) deregister_allocator(comm_);
-    static_cast<void>(in_time(options_, [comm = comm_, options = options_] {
+    static_cast<void>(in_time(options_, [comm = comm_, options = alone(options_)] {
       const ncclResult_t finalized = settled(ncclCommFinalize(comm), options, [comm] { return state_of(comm); });
       return finalized == ncclSuccess ? ncclCommDestroy(comm) : ncclCommAbort(comm);
     }));
@@ -153,10 +159,10 @@ class NcclCommunicator final : public Communicator {
   }
 
   void all_gather_uneven(void* output, const void* input, std::span<const Numel> counts, DType dtype) override {
-    call("all_gather", [&](ncclComm_t comm, cudaStream_t stream) {
+    call("all_gather", [&, type = nccl_type(dtype)](ncclComm_t comm, cudaStream_t stream) {
       return for_each_part(counts, dtype, [&](std::size_t offset, std::size_t count, int root) {
         void* part = static_cast<std::byte*>(output) + offset;
-        return ncclBroadcast(root == options_.rank ? input : part, part, count, nccl_type(dtype), root, comm, stream);
+        return ncclBroadcast(root == options_.rank ? input : part, part, count, type, root, comm, stream);
       });
     });
   }
@@ -170,11 +176,10 @@ class NcclCommunicator final : public Communicator {
 
   void reduce_scatter_uneven(void* output, const void* input, std::span<const Numel> counts, DType dtype,
                              ReduceOp op) override {
-    call("reduce_scatter", [&](ncclComm_t comm, cudaStream_t stream) {
+    call("reduce_scatter", [&, type = nccl_type(dtype), by = nccl_op(op)](ncclComm_t comm, cudaStream_t stream) {
       return for_each_part(counts, dtype, [&](std::size_t offset, std::size_t count, int root) {
         const void* part = static_cast<const std::byte*>(input) + offset;
-        return ncclReduce(part, root == options_.rank ? output : nullptr, count, nccl_type(dtype), nccl_op(op), root,
-                          comm, stream);
+        return ncclReduce(part, root == options_.rank ? output : nullptr, count, type, by, root, comm, stream);
       });
     });
   }
@@ -187,15 +192,15 @@ class NcclCommunicator final : public Communicator {
 
   void all_to_all(void* output, const void* input, std::span<const Numel> send, std::span<const Numel> receive,
                   DType dtype) override {
-    call("all_to_all", [&](ncclComm_t comm, cudaStream_t stream) {
+    call("all_to_all", [&, type = nccl_type(dtype)](ncclComm_t comm, cudaStream_t stream) {
       if (const ncclResult_t begun = ncclGroupStart(); begun != ncclSuccess) return begun;
       const ncclResult_t sent = for_each_part(send, dtype, [&](std::size_t offset, std::size_t count, int peer) {
         const void* part = static_cast<const std::byte*>(input) + offset;
-        return count == 0 ? ncclSuccess : ncclSend(part, count, nccl_type(dtype), peer, comm, stream);
+        return count == 0 ? ncclSuccess : ncclSend(part, count, type, peer, comm, stream);
       });
       const ncclResult_t received = for_each_part(receive, dtype, [&](std::size_t offset, std::size_t count, int peer) {
         void* part = static_cast<std::byte*>(output) + offset;
-        return count == 0 ? ncclSuccess : ncclRecv(part, count, nccl_type(dtype), peer, comm, stream);
+        return count == 0 ? ncclSuccess : ncclRecv(part, count, type, peer, comm, stream);
       });
       const ncclResult_t ended = ncclGroupEnd();
       const bool fails = sent != ncclSuccess && sent != ncclInProgress;
@@ -229,6 +234,9 @@ class NcclCommunicator final : public Communicator {
       why_ = why;
       call_ended_.wait_for(lock, kCallTakes, [this] { return !in_call_; });
     }
+    // The thread that aborts may never have had a device: NCCL goes back to that thread's own, which makes a context on
+    // it.
+    const c10::cuda::CUDAGuard device(static_cast<c10::DeviceIndex>(options_.device));
     if (options_.register_buffers) forget_allocator(comm_);
     ncclCommAbort(comm_);
   }
@@ -290,7 +298,8 @@ class NcclCommunicator final : public Communicator {
     in_call_ = true;
   }
 
-  /// Parts of uneven length go as one collective per rank, inside one group, as PyTorch sends them.
+  /// Parts of uneven length go as one collective per rank, inside one group, as PyTorch sends them. REQUIRES that send
+  /// does not throw: NCCL would hold back every later call of the thread, an abort too, for the end of the group.
   template <class F>
   static ncclResult_t for_each_part(std::span<const Numel> counts, DType dtype, F&& send) {
     if (const ncclResult_t begun = ncclGroupStart(); begun != ncclSuccess) return begun;
@@ -333,7 +342,7 @@ Result<std::shared_ptr<Communicator>> nccl_communicator(const NcclOptions& optio
   FORESHARD_CHECK(unique_id.size() == sizeof id.internal, "an id is what nccl_unique_id gave");
   std::memcpy(id.internal, unique_id.data(), sizeof id.internal);
   const auto comm = std::make_shared<ncclComm_t>();
-  const ncclResult_t result = in_time(options, [comm, id, options] {
+  const ncclResult_t result = in_time(options, [comm, id, options = alone(options)] {
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = options.blocking ? 1 : 0;
     if (options.max_ctas > 0) config.maxCTAs = options.max_ctas;

@@ -191,6 +191,7 @@ void CollectiveWatch::watch() {
 /// for the store's timeout.
 void CollectiveWatch::ask_peers() {
   pthread_setname_np(pthread_self(), "watchdog_peers");
+  cudaSetDevice(options_.device);  // for what an abort does
   const milliseconds interval = interval_for(options_.timeout, milliseconds(500));
   Clock::time_point next_question = Clock::now();
   std::unique_lock lock(mutex_);

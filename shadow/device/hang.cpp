@@ -1,7 +1,8 @@
-// What never ends until an abort: collectives that a peer does not join, calls that connect such peers, and who waits
-// for either. All with lock() held once; it is given up while somebody stands.
+// What never ends until its communicator's abort: collectives that a peer does not join; what any abort ends: calls
+// that connect such peers; and who waits for either. All with lock() held once; it is given up while somebody stands.
 #include <condition_variable>
 #include <map>
+#include <utility>
 
 #include "shadow/device/fakegpu.h"
 
@@ -10,8 +11,8 @@ namespace {
 
 struct Hang {
   std::condition_variable_any changed;
-  std::map<int, uint64_t> operations;  // by stream: the first that does not end
-  int ended = 0;                       // times
+  std::map<std::pair<int, int>, uint64_t> operations;  // by stream and communicator: the first that does not end
+  int ended = 0;                                       // times
 };
 
 Hang& hang() {
@@ -21,16 +22,19 @@ Hang& hang() {
 
 }  // namespace
 
-void hang_at(const Stream* s) { hang().operations.emplace(s->id, s->seen[s->id]); }
+void hang_at(const Stream* s, int communicator) {
+  hang().operations.emplace(std::pair(s->id, communicator), s->seen[s->id]);
+}
 
-void end_hang() {
-  hang().operations.clear();
+void end_hang(int communicator) {
+  std::erase_if(hang().operations, [&](const auto& entry) { return entry.first.second == communicator; });
   hang().ended++;
   hang().changed.notify_all();
 }
 
 bool hung(const std::vector<uint64_t>& seen) {
-  for (const auto& [stream, operation] : hang().operations) {
+  for (const auto& [where, operation] : hang().operations) {
+    const int stream = where.first;
     if ((size_t)stream < seen.size() && seen[stream] >= operation) return true;
   }
   return false;

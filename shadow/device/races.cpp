@@ -61,6 +61,18 @@ void tell(const Operation& now, const char* does, const Operation& earlier, cons
   if (r.stops) abort();
 }
 
+}  // namespace
+
+void tell_fault(const std::string& text) {
+  Races& r = races();
+  if (!r.told.insert(text).second) return;
+  r.text += text + "\n";
+  fprintf(stderr, "fakegpu: fault: %s\n", text.c_str());
+  if (r.stops) abort();
+}
+
+namespace {
+
 // Makes `at` a boundary.
 void split(std::map<uintptr_t, Bytes>& all, uintptr_t at) {
   auto it = all.upper_bound(at);

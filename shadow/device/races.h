@@ -23,6 +23,8 @@ void touches(const Stream* s, Access access, const void* p, std::size_t bytes, c
 void kernel_touches(const Stream* s, const void* kernel, const std::string& name, unsigned blocks, void** args);
 // The host knows that this is done: what it issues from now on comes behind.
 void host_knows(const std::vector<uint64_t>& seen);
+// What else a card would not forgive: told as a race is, whether or not anybody looks for those. With lock() held.
+void tell_fault(const std::string& text);
 // The memory is nobody's any more.
 void forget_accesses(const void* p, std::size_t bytes);
 

@@ -17,7 +17,7 @@ SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "scripts/gpu-check"
 
 # Stands for every program: says what a card with time and memory enough would say, but for what BREAK asks.
 STUB = r'''#!/usr/bin/env python3
-import json, os, pathlib, sys, time
+import json, os, pathlib, subprocess, sys, time
 name, words = pathlib.Path(sys.argv[0]).name, sys.argv[1:]
 here = pathlib.Path(os.environ["STUB_FOLDER"])
 with open(here / "calls", "a") as calls:
@@ -43,6 +43,9 @@ if verb == "calibrate" and broken == "hang":
     time.sleep(600)
 if verb == "run" and "--emulate-world" in words and "8" in words and broken == "emulate":
     sys.exit("error: out of memory")
+if verb == "run" and "--timeout" in words:  # its rank stands until somebody kills it
+    ends = subprocess.Popen(["sleep", "120"], env={"RANK": str(int(words[words.index("--nproc") + 1]) - 1)}).wait()
+    sys.exit("" if broken == "nobody notices" else "error: rank 1 was ended by signal 9" if ends else 0)
 if verb == "doctor":
     found = broken != "no card"
     print(json.dumps({"found": [{"name": "GPU 0", "found": found, "detail": "Stub X1, 80 GiB", "remedy": "nvidia-smi"},
@@ -110,6 +113,18 @@ class GpuCheck(unittest.TestCase):
         for attention in ("flash attention in both", "attention as PyTorch chooses"):
             self.assertIn("0.909", claims[f"a step takes at most 1.00 of PyTorch FSDP2's on one GPU, {attention}"][1])
 
+    def test_several_cards_are_checked_together(self):
+        code, claims, report = self.check("--only", "doctor", "cards", "--gpus", "2")
+        self.assertEqual(code, 0, claims)
+        self.assertEqual(claims["2 cards: step time predicted within 5 %"][2], "holds")
+        self.assertIn("worst 0.0e+00", claims["2 cards learn what 2 ranks of the host learn (10 steps, fp32), within 0.001"][1])
+        killed = "a rank of 2 is killed: the others end within 60 s and name it"
+        self.assertEqual(claims[killed][2], "holds", claims[killed])
+        self.assertIn("flash attention in both", " ".join(claim for claim in claims if "on 2 GPUs" in claim))
+        self.assertEqual(report["steps"]["cards"]["gpus"], 2)
+        code, claims, _ = self.check("--only", "cards", "--gpus", "2", broken="nobody notices")
+        self.assertEqual((code, claims[killed][2]), (1, "DOES NOT HOLD"))
+
     def test_the_results_are_packed_to_be_sent_home(self):
         self.check("--only", "doctor")
         work = self.folder / "work"
@@ -176,7 +191,7 @@ class GpuCheck(unittest.TestCase):
     def test_time_that_is_over_ends_a_step_and_not_the_report(self):
         code, claims, report = self.check("--minutes", "0.3", broken="hang")
         self.assertEqual(code, 1)
-        self.assertEqual(report["missing"], ["calibrate", "predict", "emulate", "speed"])
+        self.assertEqual(report["missing"], ["calibrate", "predict", "emulate", "speed", "cards"])
         self.assertEqual(claims["the card is found"][2], "holds")
 
     def test_times_are_no_predictions_on_a_card_that_was_not_calibrated(self):

@@ -162,25 +162,48 @@ TEST(LoadedLibraries, AreOneOfEachFromOnePlace) {
   EXPECT_EQ(wrong_with({runtime, {"libcupti", {}}}), "libcupti is not loaded");
 }
 
+/// A group that is begun and never ended would hold back what the thread asks of NCCL afterwards, the abort as well.
+TEST_F(Nccl, ATypeThatItDoesNotCarryLeavesNoGroupOpen) {
+  const std::vector<Numel> counts(8, 1);
+  const std::vector<CollectiveWork> works = {
+      [&](Communicator& group) { group.all_gather_uneven(memory.data(), memory.data(), counts, DType::Complex64); },
+      [&](Communicator& group) {
+        group.reduce_scatter_uneven(memory.data(), memory.data(), counts, DType::Float32, ReduceOp::None);
+      },
+      [&](Communicator& group) { group.all_to_all(memory.data(), memory.data(), counts, counts, DType::Complex64); }};
+  for (const CollectiveWork& work : works) {
+    const auto group = nccl_communicator({.rank = 3, .size = 8}, *nccl_unique_id());
+    ASSERT_TRUE(group) << to_text(group.error());
+    EXPECT_THROW(work(**group), std::runtime_error);
+    (*group)->abort("it failed");
+  }
+  EXPECT_EQ(races_of_device(), "");
+}
+
 /// A backend with little patience, whose peers are what a test says. Failures begin behind the group's meeting.
 class Hang : public ::testing::Test {
  protected:
-  void TearDown() override { fail_calls(""); }
+  void TearDown() override {
+    fail_calls("");
+    EXPECT_EQ(races_of_device(), "");
+  }
 
-  void begin(const std::string& failures, NcclPeers peers = {}) {
+  void begin(const std::string& failures, NcclPeers peers = {}, int device = 0) {
     fail_calls(failures);
-    auto made = make_cuda_backend({.timeout = kTimeout});
+    auto made = make_cuda_backend({.device = device, .timeout = kTimeout});
     ASSERT_TRUE(made) << to_text(made.error());
     backend = std::move(*made);
     compute = backend->create_stream("D", 0);
     gather = backend->create_stream("A", -1);
-    const auto group = nccl_communicator({.rank = 3, .size = 8, .peers = std::move(peers)}, *nccl_unique_id());
+    const auto group =
+        nccl_communicator({.rank = 3, .size = 8, .device = device, .peers = std::move(peers)}, *nccl_unique_id());
     ASSERT_TRUE(group) << to_text(group.error());
     communicator = *group;
     memory = backend->allocate({compute, InstructionId(0)}, 1 << 16, MemoryCategory::ReduceBuffers);
   }
-  void all_gather(int instruction) {
-    backend->collective({gather, InstructionId(instruction)}, communicator, [&](Communicator& group) {
+  void all_gather(int instruction) { all_gather(instruction, communicator); }
+  void all_gather(int instruction, const std::shared_ptr<Communicator>& on) {
+    backend->collective({gather, InstructionId(instruction)}, on, [&](Communicator& group) {
       group.all_gather(memory.data(), memory.data(), 100, DType::BFloat16);
     });
   }
@@ -219,6 +242,30 @@ TEST_F(Hang, ABackendThatGoesWaitsNoLonger) {
   begin("ncclHang@1=1");
   all_gather(1);
   backend.reset();
+}
+
+/// An abort frees memory of the device and waits for what runs there: for the other one's collective, which only the
+/// other one's abort ends.
+TEST_F(Hang, NoAbortWaitsForTheNextOne) {
+  begin("ncclHang@2=1");
+  const auto first = nccl_communicator({.rank = 3, .size = 8}, *nccl_unique_id());
+  ASSERT_TRUE(first) << to_text(first.error());
+  all_gather(1, *first);
+  ASSERT_TRUE(backend->synchronize());
+  all_gather(2);
+  all_gather(3, *first);
+  expect_failure(2, "has not ended for 0.3 s");
+}
+
+/// Threads begin on card 0: whoever aborts from there, and comes back, leaves a context on it.
+TEST_F(Hang, AnAbortWorksOnItsOwnCardWhoeverAsksForIt) {
+  begin("ncclHang@1=1", {.failure = [] { return std::string("rank 5 has left"); }}, /*device=*/1);
+  all_gather(1);
+  expect_failure(1, "rank 5 has left");
+  backend.reset();
+  const auto other = nccl_communicator({.rank = 3, .size = 8, .device = 1}, *nccl_unique_id());
+  ASSERT_TRUE(other) << to_text(other.error());
+  std::thread([&] { (*other)->abort("a heartbeat stopped"); }).join();
 }
 
 TEST_F(Hang, TheMissingAreNamed) {

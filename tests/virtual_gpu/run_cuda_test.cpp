@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -279,6 +281,93 @@ TEST(RunCuda, ACollectiveThatIsMissingARankNamesIt) {
   EXPECT_THAT(end.err, ::testing::AnyOf(HasSubstr("has not ended for 3 s: rank 1 has made 4 of 5 calls"),
                                         HasSubstr("has not come back for 3 s: the other ranks have made it")));
 }
+
+/// Rank 2 dies in its fifth collective, which so ends on no card.
+TEST(RunCuda, ARankThatIsKilledEndsTheOthers) {
+  const ProgramEnd end =
+      run({"--nproc", "4", "--timeout", "120", "--set", "cluster.world_size=4", "--set", "cluster.ranks_per_node=4"},
+          {"FAKEGPU_QUEUE=1024",
+           "FAKEGPU_FAIL=0:ncclHang@5=1,1:ncclHang@5=1,2:ncclKill@5=9,"
+           "3:ncclHang@5=1"});
+  EXPECT_EQ(end.exit_code, 1);
+  EXPECT_THAT(end.err, HasSubstr("rank 2"));
+  EXPECT_THAT(end.err, HasSubstr("signal 9"));
+}
+
+/// The variables of a rank, by who starts it; of four ranks on two machines, or of as many on one.
+struct Launcher {
+  std::string name;
+  std::function<std::vector<std::string>(int rank, const std::string& port)> variables;
+};
+
+void PrintTo(const Launcher& launcher, std::ostream* out) { *out << launcher.name; }
+
+class RunUnderLauncher : public ::testing::TestWithParam<Launcher> {};
+
+TEST_P(RunUnderLauncher, EachRankHasItsCard) {
+  const std::string port = std::to_string(free_port());
+  const LogFolder logs("launchers");
+  std::vector<std::unique_ptr<RunningProgram>> ranks;
+  for (int rank = 0; rank < 4; ++rank) {
+    std::vector<std::string> environment = GetParam().variables(rank, port);
+    environment.push_back(logs.variable());
+    ranks.push_back(std::make_unique<RunningProgram>(
+        FORESHARD_PROGRAM,
+        arguments_of({"--timeout", "100", "--set", "cluster.world_size=4", "--set", "cluster.ranks_per_node=2"}),
+        on_virtual_device(environment)));
+  }
+  for (const auto& rank : ranks) {
+    const ProgramEnd end = rank->wait();
+    EXPECT_EQ(end.exit_code, 0) << end.err;
+  }
+  const auto of_ranks = logs.of_ranks();
+  ASSERT_EQ(of_ranks.size(), 4u);
+  for (const auto& calls : of_ranks) EXPECT_GT(count(calls, "ncclReduceScatter"), 0u);
+}
+
+std::string text(int number) { return std::to_string(number); }
+
+INSTANTIATE_TEST_SUITE_P(Launchers, RunUnderLauncher,
+                         ::testing::Values(Launcher{"Torchrun",
+                                                    [](int rank, const std::string& port) -> std::vector<std::string> {
+                                                      return {"RANK=" + text(rank),    "WORLD_SIZE=4",
+                                                              "FAKEGPU_DEVICES=2",     "LOCAL_RANK=" + text(rank % 2),
+                                                              "LOCAL_WORLD_SIZE=2",    "GROUP_RANK=" + text(rank / 2),
+                                                              "MASTER_ADDR=localhost", "MASTER_PORT=" + port};
+                                                    }},
+                                           Launcher{"Slurm",
+                                                    [](int rank, const std::string& port) -> std::vector<std::string> {
+                                                      return {"SLURM_PROCID=" + text(rank),
+                                                              "SLURM_NTASKS=4",
+                                                              "SLURM_LOCALID=" + text(rank % 2),
+                                                              "SLURM_STEP_TASKS_PER_NODE=2(x2)",
+                                                              "SLURM_STEP_NODELIST=localhost",
+                                                              "SLURM_JOB_ID=7",
+                                                              "MASTER_PORT=" + port,
+                                                              "FAKEGPU_DEVICES=2"};
+                                                    }},
+                                           Launcher{"SlurmWithACardForEachTask",
+                                                    [](int rank, const std::string& port) -> std::vector<std::string> {
+                                                      return {"SLURM_PROCID=" + text(rank),
+                                                              "SLURM_NTASKS=4",
+                                                              "SLURM_LOCALID=" + text(rank % 2),
+                                                              "SLURM_STEP_TASKS_PER_NODE=2(x2)",
+                                                              "SLURM_STEP_NODELIST=localhost",
+                                                              "SLURM_JOB_ID=7",
+                                                              "MASTER_PORT=" + port,
+                                                              "CUDA_VISIBLE_DEVICES=0"};
+                                                    }},
+                                           Launcher{"MpirunWithACardForEachProcess",
+                                                    [](int rank, const std::string& port) -> std::vector<std::string> {
+                                                      return {"OMPI_COMM_WORLD_RANK=" + text(rank),
+                                                              "OMPI_COMM_WORLD_SIZE=4",
+                                                              "OMPI_COMM_WORLD_LOCAL_RANK=" + text(rank % 2),
+                                                              "OMPI_COMM_WORLD_LOCAL_SIZE=2",
+                                                              "CUDA_VISIBLE_DEVICES=" + text(rank % 2),
+                                                              "MASTER_ADDR=localhost",
+                                                              "MASTER_PORT=" + port};
+                                                    }}),
+                         [](const auto& row) { return row.param.name; });
 
 TEST(RunCuda, RanksWithDifferentNcclAreToldApart) {
   const std::string port = "MASTER_PORT=" + std::to_string(free_port());

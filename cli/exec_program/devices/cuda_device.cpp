@@ -92,10 +92,12 @@ class CudaRunDevice final : public RunDevice {
     }
   }
 
-  /// Its own card for each rank of a machine. Slurm may show every task one card alone, its own.
+  /// Its own card for each rank of a machine. Slurm, and scripts that mpirun starts, may show every task one card
+  /// alone, its own; NCCL says so where two share one.
   int device_index() const {
     if (wish_.emulated) return 0;
-    return wish_.place.launcher == "slurm" && exec::cuda_device_count() == 1 ? 0 : wish_.place.local_rank;
+    const bool by_task = wish_.place.launcher == "slurm" || wish_.place.launcher == "mpi";
+    return by_task && exec::cuda_device_count() == 1 ? 0 : wish_.place.local_rank;
   }
 
   Result<std::shared_ptr<exec::Communicator>> emulate(const std::vector<int>& ranks) const {
