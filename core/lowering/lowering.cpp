@@ -228,7 +228,8 @@ LoweredProgram lower_checked(const Model& model, const std::vector<SegmentRange>
                              const std::vector<bool>& trainable, const LoweringOptions& options) {
   constexpr std::size_t kAsManyAsThereAre = 1000;
   // What is copied to the host is ordered behind the block before last, across where a run ends.
-  for (std::size_t most = options.offload.on ? 1 : kAsManyAsThereAre;;) {
+  const bool offloads = options.offload.on || lowering::saves_through_hooks(model);
+  for (std::size_t most = offloads ? 1 : kAsManyAsThereAre;;) {
     const Fold fold = lowering::fold(model, segments, trainable, most);
     Machine machine(model, fold.program, trainable, options);
     machine.forward();
@@ -246,7 +247,7 @@ LoweredProgram lower_checked(const Model& model, const std::vector<SegmentRange>
     for (std::size_t i = 0; i < extracts.size() && !fold.runs.empty(); ++i)
       free_left_out(fold, static_cast<std::int32_t>(i), extracts[i]);
     LoweredProgram out = assemble(fold, extracts, machine, segments.size());
-    out.offloads = options.offload.on || lowering::saves_through_hooks(model);
+    out.offloads = offloads;
     return out;
   }
 }

@@ -13,7 +13,7 @@ from . import beside, float8, loss, model, names, own_parts, report, script_step
 from .hooks import after_import
 from .notes import note
 from .optimizers import memory, options
-from .reads import values
+from .reads import allocator, values
 from .tape import loose
 
 _roots: list = []  # weak references to modules that FSDP or DDP was put on, outermost last
@@ -352,27 +352,6 @@ def _root_ran(output) -> None:
     loss.root_ends(output)
 
 
-def _allocator() -> dict:
-    """The caching allocator as the script has it, by its environment or by itself."""
-    import torch
-
-    try:
-        told = torch.cuda.memory._snapshot().get("allocator_settings", {})
-    except RuntimeError:  # cudaMallocAsync, a pluggable one
-        note("the script's allocator is not PyTorch's caching one, which the plan has")
-        told = {}
-    divisions = {int(each) for each in (told.get("roundup_power2_divisions") or {}).values()}
-    if len(divisions) > 1:
-        note("the allocator rounds sizes up by divisions that differ by size; the job has the most of them for all")
-    most = int(told.get("max_split_size", 0))
-    return {
-        "expandable_segments": bool(told.get("expandable_segments")),
-        "max_split_size_mb": most >> 20 if 0 < most < 1 << 44 else 0,  # else there is no limit
-        "garbage_collection_threshold": float(told.get("garbage_collection_threshold", 0.0)),
-        "roundup_power2_divisions": max(divisions, default=0),
-    }
-
-
 def _shapes(tree):
     """The batch without its storage: the script's own memory must not be held."""
     import torch
@@ -558,7 +537,7 @@ def _finish(turn: int) -> None:
     kept = memory.kept(stepped) if _found["watched"] else set()
     total, later = beside.found(_root(), script_step.given_storages(), stepped, kept, _gradients.get("behind", {}))
     _found["beside"], _found["beside_later"] = total - later, later
-    _found["allocator"] = _allocator()
+    _found["allocator"] = allocator.settings()
     _found["clip"] = _clip or 0.0
     _found["scaler"] = _scaler
     done = turns.steps_of(turn)
