@@ -201,6 +201,7 @@ TEST_F(FitTest, ErrorsNameThePlace) {
 
 TEST_F(FitTest, AProgramOfOneSizeIsFittedAtThatSize) {
   request.job.model.batch = 2;
+  request.job.model.seq = 768;
   auto model = load_model(request.job.model, program_options(request.job));
   ASSERT_TRUE(model) << to_text(model.error());
   const std::string path = testing::temporary_path("fit_model.json");
@@ -210,7 +211,7 @@ TEST_F(FitTest, AProgramOfOneSizeIsFittedAtThatSize) {
   const FitMethod found = run();
   std::remove(path.c_str());
   ASSERT_FALSE(found.choices.empty());
-  EXPECT_EQ(found.choices[0].sequence, 2048) << "two rows of 1,024, of which the job knows nothing";
+  EXPECT_EQ(found.choices[0].sequence, 1536) << "two rows of 768, of which the job knows nothing";
   for (const FitChoice& choice : found.choices) EXPECT_EQ(choice.job.model.batch, 1);
   EXPECT_FALSE(found.longest);
   EXPECT_THAT(found.not_tried, Contains(HasSubstr("other lengths")));

@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 const std::string kToy = std::string(FORESHARD_SOURCE_DIR) + "/examples/toy.toml";
 const std::vector<std::string> kAxes{"--over", "checkpointing.policy=none,block",
                                      "--over", "fsdp.reshard_after_forward=true,false",
-                                     "--over", "model.batch=1,2"};
+                                     "--over", "train.micro_batches=1,2"};
 
 std::vector<std::string> sweep(std::vector<std::string> more) {
   std::vector<std::string> arguments{"sweep", kToy};
@@ -91,7 +91,7 @@ TEST(ProgramSweep, WritesTableAndPicture) {
 }
 
 TEST(ProgramSweep, ChoosesItsOwnAxes) {
-  const ProgramRun run = run_program({"sweep", kToy, "--auto", "--over", "model.batch=1,3", "--json"});
+  const ProgramRun run = run_program({"sweep", kToy, "--auto", "--over", "train.micro_batches=1,3", "--json"});
   ASSERT_EQ(run.exit_code, 0) << run.err;
   const json document = json::parse(run.out);
   EXPECT_GE(document["axes"].size(), 3U);
