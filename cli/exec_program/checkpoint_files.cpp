@@ -37,13 +37,13 @@ std::optional<Bytes> parse_size(std::string_view text) {
   return std::nullopt;
 }
 
-ExitCode said(const Console& console, const std::string& text) {
+ExitCode tell_result(const Console& console, const std::string& text) {
   return console.result(text) ? ExitCode::Ok : ExitCode::RunFailed;
 }
 
 ExitCode show(const CheckpointFlags& flags, const Console& console) {
   const auto text = exec::describe_checkpoint(flags.source, flags.verify, console.json);
-  return text ? said(console, *text) : console.error(text.error());
+  return text ? tell_result(console, *text) : console.error(text.error());
 }
 
 ExitCode export_weights(const CheckpointFlags& flags, const Console& console) {
@@ -64,17 +64,17 @@ ExitCode export_weights(const CheckpointFlags& flags, const Console& console) {
   const auto exported = exec::export_checkpoint(flags.source, flags.out, options);
   if (!exported) return console.error(exported.error());
   if (console.json) {
-    return said(console, nlohmann::json{{"schema", kSchema},
-                                        {"folder", flags.out},
-                                        {"files", exported->files},
-                                        {"tensors", exported->tensors},
-                                        {"bytes", exported->bytes}}
-                                 .dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
-                             "\n");
+    return tell_result(console, nlohmann::json{{"schema", kSchema},
+                                               {"folder", flags.out},
+                                               {"files", exported->files},
+                                               {"tensors", exported->tensors},
+                                               {"bytes", exported->bytes}}
+                                        .dump(2, ' ', false, nlohmann::json::error_handler_t::replace) +
+                                    "\n");
   }
   std::string text = fmt::format("{} tensors, {} bytes in {}\n", exported->tensors, exported->bytes, flags.out);
   for (const std::string& file : exported->files) text += fmt::format("  {}\n", file);
-  return said(console, text);
+  return tell_result(console, text);
 }
 
 ExitCode import_weights(const CheckpointFlags& flags, const Console& console) {
@@ -96,11 +96,11 @@ ExitCode import_weights(const CheckpointFlags& flags, const Console& console) {
   const auto folder = exec::import_checkpoint(flags.source, *model, flags.out);
   if (!folder) return console.error(folder.error());
   if (console.json) {
-    return said(console, nlohmann::json{{"schema", kSchema}, {"folder", *folder}}.dump(
-                             2, ' ', false, nlohmann::json::error_handler_t::replace) +
-                             "\n");
+    return tell_result(console, nlohmann::json{{"schema", kSchema}, {"folder", *folder}}.dump(
+                                    2, ' ', false, nlohmann::json::error_handler_t::replace) +
+                                    "\n");
   }
-  return said(console, fmt::format("{}: start from it with `foreshard run JOB --resume`\n", *folder));
+  return tell_result(console, fmt::format("{}: start from it with `foreshard run JOB --resume`\n", *folder));
 }
 
 }  // namespace

@@ -12,9 +12,10 @@ namespace {
 
 /// Operators that take operands of one dtype only.
 bool needs_one_dtype(std::string_view op) {
-  constexpr std::string_view kNames[] = {"aten.linear.", "aten.mm.",     "aten.addmm.",
-                                         "aten.bmm.",    "aten.matmul.", "aten.convolution."};
-  return std::any_of(std::begin(kNames), std::end(kNames), [&](std::string_view name) { return op.starts_with(name); });
+  constexpr std::string_view kProducts[] = {"aten.linear.", "aten.mm.",     "aten.addmm.",
+                                            "aten.bmm.",    "aten.matmul.", "aten.convolution."};
+  return std::any_of(std::begin(kProducts), std::end(kNames),
+                     [&](std::string_view name) { return op.starts_with(name); });
 }
 
 /// It multiplies this value by a parameter.
