@@ -71,7 +71,8 @@ std::string age_of(const std::string& package) {
 
 /// As foreshard.from_code takes them.
 std::vector<std::string> words_of(const ModelCode& code) {
-  std::vector<std::string> words{code.source};
+  // Whole: the folder's name is the model's.
+  std::vector<std::string> words{is_code_name(code.source) ? code.source : fs::absolute(code.source).string()};
   const auto add = [&](const char* flag, const std::string& value) { words.insert(words.end(), {flag, value}); };
   add("--batch", std::to_string(code.batch)), add("--seq", std::to_string(code.seq));
   add("--target-seq", std::to_string(code.target_seq));
@@ -88,6 +89,12 @@ Error told(const ModelCode& code, const nlohmann::json& said) {
           text("expected"),       text("got"),     text("hint")};
 }
 
+/// Beside the text.
+struct Answer {
+  nlohmann::json notes = nlohmann::json::array();
+  bool worked_out = false;  // from other sizes
+};
+
 class Runner {
  public:
   explicit Runner(const Console& console) : console_(console) {}
@@ -98,9 +105,19 @@ class Runner {
     const auto key = key_of(code);
     if (!key) return fail(key.error());
     if (const auto known = made_.find(*key); known != made_.end()) return known->second;
-    Result<std::string> text = is_code_name(code.source) ? captured(code) : captured_or_kept(code, *key);
+    Answer answer;
+    Result<std::string> text = is_code_name(code.source) ? captured(code, answer) : captured_or_kept(code, *key);
     made_.emplace(*key, text);  // what failed fails again
+    ran_functions_ = ran_functions_ || is_code_name(code.source);
     return text;
+  }
+
+  /// Another verb of the same process: functions are run anew, in an interpreter that knows nothing of them.
+  void begin_verb() {
+    const std::scoped_lock one_at_a_time(mutex_);
+    if (!std::exchange(ran_functions_, false)) return;
+    made_.clear();
+    server_.stop();
   }
 
  private:
@@ -133,27 +150,33 @@ class Runner {
     const std::string folder = cache_folder();
     std::error_code ignored;
     fs::create_directories(folder, ignored);
-    const std::string kept = folder + "/" + digest_of(key) + ".model.json";
-    if (fs::exists(kept, ignored)) return read_text_file(kept, kMostText);
-    auto text = captured(code);
-    if (!text) return text;
-    if (const auto done = write_whole_file(kept, *text); !done)
-      console_.note(fmt::format("what was captured cannot be kept: {}", to_text(done.error())));
+    const std::string kept = folder + "/" + digest_of(key) + ".model.json",
+                      notes = folder + "/" + digest_of(key) + ".notes";
+    if (fs::exists(kept, ignored)) {
+      if (const auto text = read_text_file(notes, kMostText)) tell(nlohmann::json::parse(*text, nullptr, false));
+      return read_text_file(kept, kMostText);
+    }
+    Answer answer;
+    auto text = captured(code, answer);
+    if (!text || answer.worked_out) return text;
+    auto done = answer.notes.empty() ? Result<void>() : write_whole_file(notes, answer.notes.dump());
+    if (done) done = write_whole_file(kept, *text);
+    if (!done) console_.note(fmt::format("what was captured cannot be kept: {}", to_text(done.error())));
     return text;
   }
 
-  Result<std::string> captured(const ModelCode& code) {
+  Result<std::string> captured(const ModelCode& code, Answer& said) {
     std::error_code where;
     std::string path = (fs::temp_directory_path(where) / "foreshard-XXXXXX").string();
     const int file = where ? -1 : ::mkstemp(path.data());
     if (file < 0) return fail(failed(code, "there is no folder for temporary files; set TMPDIR"));
     ::close(file);
-    Result<std::string> text = captured_into(path, code);
+    Result<std::string> text = captured_into(path, code, said);
     ::unlink(path.c_str());
     return text;
   }
 
-  Result<std::string> captured_into(const std::string& path, const ModelCode& code) {
+  Result<std::string> captured_into(const std::string& path, const ModelCode& code, Answer& said) {
     // The package's folder stands where the working folder would: a user's files shadow no library.
     const char* begin = "import sys; sys.path[0] = sys.argv[1]; from foreshard.code_server import serve; serve()";
     const std::string why = server_.start(python_, {"-c", begin, fs::path(package_).parent_path().string()});
@@ -166,9 +189,19 @@ class Runner {
     const auto answer = nlohmann::json::parse(line, nullptr, false);
     if (!answer.is_object()) return fail(failed(code, "an answer that is none"));
     if (answer.contains("error")) return fail(told(code, answer.at("error")));
-    for (const auto& note : answer.value("notes", std::vector<std::string>{}))
-      if (told_.insert(note).second) console_.note(note);
+    said.notes = answer.value("notes", nlohmann::json::array());
+    said.worked_out = answer.value("worked_out", false);
+    tell(said.notes);
+    if (said.worked_out && told_.insert("worked out " + code.source).second)
+      console_.note(
+          fmt::format("{}: some sizes are worked out from those that were captured (docs/models.md)", code.source));
     return read_text_file(path, kMostText);
+  }
+
+  /// Each once.
+  void tell(const nlohmann::json& notes) {
+    for (const auto& note : notes)
+      if (note.is_string() && told_.insert(note.get<std::string>()).second) console_.note(note.get<std::string>());
   }
 
   Error failed(const ModelCode& code, const std::string& how) const {
@@ -196,19 +229,22 @@ class Runner {
   LineServer server_;
   std::map<std::string, Result<std::string>> made_;  // by key
   std::set<std::string> told_;
+  bool ran_functions_ = false;
 };
 
 }  // namespace
 
 void run_code_of_models(const Console& console) {
   static std::once_flag once;
+  static std::shared_ptr<Runner> runner;
   std::call_once(once, [&console] {
     Console notes = console;
     // Who hears may have gone when another of a process's verbs has something to tell.
     if (std::exchange(notes.heard, nullptr) != nullptr) notes.quiet = true;
-    const auto runner = std::make_shared<Runner>(notes);
-    set_code_runner([runner](const ModelCode& code) { return (*runner)(code); });
+    runner = std::make_shared<Runner>(notes);
+    set_code_runner([](const ModelCode& code) { return (*runner)(code); });
   });
+  runner->begin_verb();
 }
 
 }  // namespace foreshard::cli

@@ -7,7 +7,10 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "cli/session/sibling_program.h"
@@ -61,7 +64,10 @@ void LineServer::stop() {
   if (child_ <= 0) return;
   ::close(std::exchange(socket_, -1));
   int status = 0;
-  while (::waitpid(child_, &status, 0) < 0 && errno == EINTR) {
+  constexpr int kMostWaits = 200;
+  for (int waits = 0; ::waitpid(child_, &status, WNOHANG) == 0; ++waits) {
+    if (waits == kMostWaits) ::kill(child_, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   exit_code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   child_ = 0;

@@ -116,13 +116,16 @@ Result<ShadowParts> find_shadow_parts() {
     return std::vector<std::string>{sibling_path(std::string("../lib/") + name),
                                     sibling_path(std::string("../lib/foreshard/") + name)};
   };
-  auto device = first_that_is("the virtual device", library("libfakegpu.so"));
+  const char* hint = "build the targets fakegpu and fakenvrtc (they need CUDA 13's headers), or pip install foreshard";
+  auto device = first_that_is("the virtual device", library("libfakegpu.so"), hint);
   if (!device) return fail(device.error());
-  auto compiler = first_that_is("the virtual device's compiler", library("libfakenvrtc.so"));
+  auto compiler = first_that_is("the virtual device's compiler", library("libfakenvrtc.so"), hint);
   if (!compiler) return fail(compiler.error());
   auto package = find_python_package();
   if (!package) return fail(package.error());
-  return ShadowParts{*device, *compiler, *package + "/shadow/inject"};
+  auto inject = first_that_is("the Python package foreshard.shadow", {*package + "/shadow/inject"}, hint);
+  if (!inject) return fail(inject.error());
+  return ShadowParts{*device, *compiler, *inject};
 }
 
 Result<ScriptWorld> script_world(int world, int rank) {

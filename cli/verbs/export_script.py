@@ -35,12 +35,15 @@ def ending_in_loss(named):
     """The model itself, its forward ending in the loss: names of modules and parameters stay what they are."""
     run, names, loss = named.module.forward, list(named.inputs), named.loss or (lambda out: out)
     count = len(named.args)
+    own = () if named.targets is named.args else named.targets
 
     def forward(*inputs):
-        return loss(run(*inputs[:count], **dict(zip(names, inputs[count:])), **named.fixed))
+        args, rest = inputs[:count], inputs[count:]
+        out = run(*args, **dict(zip(names, rest)), **named.fixed)
+        return loss(out, *(rest[len(names) :] if own else args if named.targets else ()))
 
     named.module.forward = forward
-    return named.module, (*named.args, *named.inputs.values())
+    return named.module, (*named.args, *named.inputs.values(), *own)
 
 
 def without_packed_rows():

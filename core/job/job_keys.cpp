@@ -155,8 +155,12 @@ void add_model(TableMaker& t) {
             "encoder/decoder: tokens per target sequence; 0 = seq");
   t.dtype("model.dtype", "config", FORESHARD_FIELD(model.dtype),
           "dtype the parameters are created in; \"config\" = the file's own");
-  t.word("model.attention", {"sdpa", "sdpa_flash", "sdpa_efficient", "sdpa_math", "eager", "flex_attention"},
-         FORESHARD_FIELD(model.attention), "sdpa = PyTorch's choice by device, dtype, mask and grouped heads");
+  t.word(
+      "model.attention",
+      {"sdpa", "sdpa_flash", "sdpa_efficient", "sdpa_math", "eager", "flex_attention", "flex_attention_unfused"},
+      FORESHARD_FIELD(model.attention),
+      "sdpa = PyTorch's choice by device, dtype, mask and grouped heads; flex_attention = its compiled kernel, which "
+      "keeps what flash attention keeps; unfused = where nothing compiles it: every score");
   t.word("model.loss",
          {"auto", "per_token", "cross_entropy", "cross_entropy_fp32", "cross_entropy_flat", "chunked_cross_entropy",
           "chunked_logits_cross_entropy", "fused_linear_cross_entropy", "none"},

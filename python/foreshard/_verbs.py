@@ -13,7 +13,8 @@ from .errors import Error
 _HERE = os.path.dirname(os.path.abspath(__file__))
 if os.path.isdir(os.path.join(_HERE, "share", "foreshard", "profiles")):
     os.environ.setdefault("FORESHARD_PROFILES", os.path.join(_HERE, "share", "foreshard", "profiles"))
-os.environ.setdefault("FORESHARD_PYTHON", sys.executable)  # which runs models' own code
+os.environ.setdefault("FORESHARD_PYTHON", sys.executable)  # which runs models' own code, by this package
+os.environ.setdefault("FORESHARD_PACKAGE_FOLDER", _HERE)
 
 
 def run(arguments: Sequence[str]) -> tuple[int, str, str]:

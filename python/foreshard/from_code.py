@@ -32,7 +32,7 @@ def captured(options: argparse.Namespace):
     """The model of one size, as `foreshard.capture` gives it."""
     import torch
 
-    from .capture import CaptureError, capture
+    from .capture import CaptureError, capture, capture_step
     from .named_models import named_model
 
     dtype = None if options.dtype == "config" else getattr(torch, options.dtype)
@@ -48,8 +48,16 @@ def captured(options: argparse.Namespace):
         casts = {"param": options.param, "units": units} | ({"buffer": options.buffer} if options.buffer else {})
     name = os.path.basename(os.path.dirname(os.path.abspath(options.model))) if options.model.endswith(".json") else ""
 
+    def step(module, *tensors, **inputs):
+        out = module(*tensors[: len(named.args)], **inputs)
+        named.loss(out, *tensors[-len(named.targets) :]).backward()
+
     def capture_it(**more):
-        return capture(named.module, *named.args, loss=named.loss, device="fake", mixed_precision=casts, name=name, **named.inputs, **named.fixed, **more)
+        more |= {"device": "fake", "mixed_precision": casts, "name": name}
+        if not named.targets:
+            return capture(named.module, *named.args, loss=named.loss, **named.inputs, **named.fixed, **more)
+        own = named.targets if named.targets is not named.args else ()
+        return capture_step(named.module, step, *named.args, *own, **named.inputs, **named.fixed, **more)
 
     try:
         return capture_it()

@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import json
 import pathlib
+import re
 import sys
 
 import torch
@@ -14,10 +15,11 @@ import torch.nn.functional as F
 
 
 class NamedModel:
-    """The module, what it is called with (tensors by name, and what is none), and from what it returns to the loss (None: the scalar of its outputs)."""
+    """The module, what it is called with (tensors by name, and what is none), and from what it returns to the loss (None: the scalar of its outputs),
+    which is handed `targets` too, if there are any."""
 
-    def __init__(self, module, args=(), inputs=None, fixed=None, loss=None):
-        self.module, self.args, self.inputs, self.fixed, self.loss = module, args, inputs or {}, fixed or {}, loss
+    def __init__(self, module, args=(), inputs=None, fixed=None, loss=None, targets=()):
+        self.module, self.args, self.inputs, self.fixed, self.loss, self.targets = module, args, inputs or {}, fixed or {}, loss, targets
 
 
 def named_model(name, batch, seq, dtype=torch.float32, attention="sdpa", target_seq=0):
@@ -25,7 +27,7 @@ def named_model(name, batch, seq, dtype=torch.float32, attention="sdpa", target_
     if name.startswith("timm:"):
         return timm_model(name[len("timm:") :], batch, dtype)
     if ".py:" in name:
-        return own_model(name, batch, seq)
+        return own_model(name, batch, seq, dtype)
     return transformers_model(name, batch, seq, dtype, attention, target_seq)
 
 
@@ -52,15 +54,14 @@ def transformers_model(name, batch, seq, dtype, attention="sdpa", target_seq=0):
         kind = getattr(transformers, config.architectures[0])
     else:
         kind = transformers.AutoModelForCausalLM
-    dtype = dtype or getattr(config, "dtype", None) or torch.float32
+    dtype = dtype or getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
     build = kind._from_config if hasattr(kind, "_from_config") else kind.from_config
+    named = "dtype" if hasattr(config, "dtype") else "torch_dtype"  # as releases before 4.56 call it
     with torch.device("meta"):
         try:
-            model = build(config, dtype=dtype, attn_implementation=attention)
-        except TypeError:  # before `dtype` had its name
-            model = build(config, torch_dtype=dtype, attn_implementation=attention)
+            model = build(config, **{named: dtype}, attn_implementation=attention)
         except ValueError:  # no sdpa form (soft capping, ...)
-            model = build(config, dtype=dtype, attn_implementation="eager")
+            model = build(config, **{named: dtype}, attn_implementation="eager")
     inputs, fixed = transformers_inputs(model, config, batch, seq, dtype, target_seq)
 
     def loss(out):
@@ -120,23 +121,45 @@ def timm_model(name, batch, dtype):
     channels, height, width = getattr(model, "pretrained_cfg", {}).get("input_size", (3, 224, 224))
     images = torch.empty(batch, channels, height, width, dtype=dtype or torch.float32, device="meta")
     labels = torch.empty(batch, dtype=torch.int64, device="meta")
-    return NamedModel(model, inputs={"x": images}, loss=lambda out: F.cross_entropy(out, labels.to(out.device)))
+    return NamedModel(model, (images,), loss=F.cross_entropy, targets=(labels,))
 
 
-def own_model(spec, batch, seq):
+_own_folders = set()  # of functions that were run
+
+
+def forget_own():
+    """What a function of an own file has imported from beside it: the next one's modules may have the same names, or be newer."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if file and name != "__main__" and any(str(pathlib.Path(file).resolve()).startswith(folder + "/") and "site-packages" not in file for folder in _own_folders):
+            del sys.modules[name]
+    sys.path[:] = [path for path in sys.path if path not in _own_folders]
+    _own_folders.clear()
+
+
+def own_model(spec, batch, seq, dtype=None):
     """FUNCTION() returns the module, or (module, args), (module, args, kwargs), (module, args, kwargs, loss): what its forward is called with, and
-    from what that returns to the loss. One with parameters `batch` and `seq` is handed the sizes."""
+    from what that returns (and from `args`, where it takes them behind that) to the loss. One with parameters `batch` and `seq` is handed the sizes; `dtype` is the default one while it runs."""
     path, _, function = spec.rpartition(":")
-    sys.path.insert(0, str(pathlib.Path(path).resolve().parent))
-    module_spec = importlib.util.spec_from_file_location(pathlib.Path(path).stem, path)
+    forget_own()
+    _own_folders.add(str(pathlib.Path(path).resolve().parent))
+    sys.path.insert(0, *_own_folders)
+    module_spec = importlib.util.spec_from_file_location("model_" + re.sub(r"\W", "_", str(pathlib.Path(path).resolve())), path)
     file = importlib.util.module_from_spec(module_spec)
-    sys.modules.setdefault(module_spec.name, file)
+    sys.modules[module_spec.name] = file
     module_spec.loader.exec_module(file)
     build = getattr(file, function)
     takes = inspect.signature(build).parameters
     sizes = {key: size for key, size in (("batch", batch), ("seq", seq)) if key in takes and (size or key == "batch")}
-    with torch.device("meta"):
-        built = build(**sizes)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype or before)
+    try:
+        with torch.device("meta"):
+            built = build(**sizes)
+    finally:
+        torch.set_default_dtype(before)
     built = built if isinstance(built, tuple) else (built,)
     module, args, kwargs, loss = (*built, *((), {}, None)[len(built) - 1 :])
-    return NamedModel(module, tuple(args), dict(kwargs), loss=loss)
+    with_batch = loss is not None and len(inspect.signature(loss).parameters) > 1
+    args = tuple(args)
+    return NamedModel(module, args, dict(kwargs), loss=loss, targets=args if with_batch else ())

@@ -1,16 +1,17 @@
 """One text for every size: what a model's code was captured into at a few sizes says what it would be at others.
 
 The numbers in a captured model are polynomials of the batch (first degree) and of the sequence (second: masks), as long as the code chooses nothing by
-size. A pattern is learnt from three lengths, of one batch or of two, and every later capture is compared with it. A size is worked out only between
-sizes that were found equal, and only if it is as even as those: windows, chunks and padding would have shown on one side or the other. Every other size
-is captured itself.
+size. A pattern is learnt from three lengths, of one batch or of two, and every other capture is compared with it. A size is worked out only if one that
+was found equal is at least as large in both, another at most as large in both, and if it is a multiple of what divides all sizes that were compared
+beside those that it was learnt from: a window, a limit of tokens, chunks and padding would have shown in one of them. Every other size is captured
+itself. What was worked out is told, and is not kept.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-from math import lcm
+from math import gcd, lcm
 
 _NUMBER = re.compile(r"(\d+)")
 
@@ -35,7 +36,11 @@ class Pattern:
         return all(min(e[k] for e in self.equal) <= size[k] <= max(e[k] for e in self.equal) for k in (0, 1))
 
     def trusts(self, size: Size) -> bool:
-        return self.between(size) and all(any(size[k] % _evenness(e[k]) == 0 for e in self.equal) for k in (0, 1))
+        compared = self.equal - set(self._grid)
+        if not compared or any(size[k] % gcd(*(e[k] for e in compared)) for k in (0, 1)):
+            return False
+        above = any(e[0] >= size[0] and e[1] >= size[1] for e in self.equal)
+        return above and any(e[0] <= size[0] and e[1] <= size[1] for e in self.equal)
 
     def at(self, size: Size) -> str | None:
         """None where a number would be none."""
@@ -65,6 +70,7 @@ class SizedTexts:
     def __init__(self, capture):
         self._capture = capture
         self._texts: dict[Size, str] = {}
+        self._worked_out: set[Size] = set()
         self._patterns: dict[bool, list[Pattern]] = {True: [], False: []}  # by whether the batch is one
         self._tries = {True: 0, False: 0}
         self._alone = {True: 0, False: 0}  # sizes since the last try that no pattern holds for
@@ -74,14 +80,19 @@ class SizedTexts:
         if size not in self._texts:
             pattern = next((each for each in self._patterns[batch == 1] if each.trusts(size)), None)
             worked_out = pattern.at(size) if pattern else None
+            if worked_out:
+                self._worked_out.add(size)
             self._texts[size] = worked_out or self._captured(size)
         return self._texts[size]
+
+    def was_worked_out(self, batch: int, seq: int) -> bool:
+        return (batch, seq) in self._worked_out
 
     def _captured(self, size: Size) -> str:
         alone = size[0] == 1
         if self._alone[alone] >= self.LEARN_AFTER and self._tries[alone] < self.PATTERNS:
             self._learn(size)
-        text = self._texts.get(size) or self._capture(*size)
+        text = self._exact(size)
         patterns = self._patterns[alone]
         holding = [each for each in patterns if each.at(size) == text]
         for each in holding:
@@ -90,6 +101,12 @@ class SizedTexts:
         self._patterns[alone] = [each for each in patterns if each in holding or not each.between(size)]
         self._alone[alone] += not holding
         return text
+
+    def _exact(self, size: Size) -> str:
+        if size not in self._texts or size in self._worked_out:
+            self._texts[size] = self._capture(*size)
+            self._worked_out.discard(size)
+        return self._texts[size]
 
     def _learn(self, size: Size) -> None:
         """From this length on, else up to it: a limit of the code's lies at a round number, on either side."""
@@ -102,11 +119,12 @@ class SizedTexts:
         for lengths in ((seq, seq + step, seq + 2 * step), (seq, seq - step, seq - 2 * step)):
             grid = [(b, s) for b in ((1,) if batch == 1 else (batch, batch + 1)) for s in lengths]
             try:
-                pattern = Pattern({each: self._texts.get(each) or self._texts.setdefault(each, self._capture(*each)) for each in grid})
+                pattern = Pattern({each: self._exact(each) for each in grid})
             except ValueError:
                 continue
             for known, text in self._texts.items():
-                if (known[0] == 1) == (batch == 1) and known not in pattern.equal and pattern.at(known) == text:
+                same_case = (known[0] == 1) == (batch == 1) and known not in self._worked_out
+                if same_case and known not in pattern.equal and pattern.at(known) == text:
                     pattern.equal.add(known)
             self._patterns[batch == 1].append(pattern)
             return

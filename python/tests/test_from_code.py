@@ -21,6 +21,7 @@ OWN = '''
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 class Block(nn.Module):
     """Attention over a window: beyond it there is a mask, and beside it a padding to whole chunks."""
@@ -65,7 +66,18 @@ def windowed(batch, seq=64):
     return Net(128, 0), (ids(batch, seq), ids(batch, seq))
 
 def chunked(batch, seq=64):
-    return Net(1 << 20, 32), (ids(batch, seq), ids(batch, seq))
+    return Net(1 << 20, 96), (ids(batch, seq), ids(batch, seq))
+
+class Limited(Net):
+    """Beyond so many tokens the blocks run again."""
+    def forward(self, ids, labels):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if ids.numel() > 2048 else block(x)
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+def limited(batch, seq=64):
+    return Limited(1 << 20, 0), (ids(batch, seq), ids(batch, seq))
 
 def fixed():
     return Net(1 << 20, 0), (ids(2, 24), ids(2, 24))
@@ -75,6 +87,9 @@ class Logits(nn.Linear):
 
 def with_loss(batch):
     return Logits(8, 4), (torch.empty(batch, 8),), {}, lambda out: out.square().mean()
+
+def with_batch(batch):
+    return Logits(8, 4), (torch.empty(batch, 8),), {}, lambda out, x: (out.sum(1) * x[:, 0]).mean()
 
 def broken():
     raise RuntimeError("no such data set")
@@ -112,7 +127,7 @@ class Sizes(Own):
         return captures
 
     def test_between_sizes_that_were_captured_nothing_is_captured_again(self):
-        corners = [(2, 512), (4, 512), (16, 512), (2, 2048)]
+        corners = [(2, 512), (4, 512), (16, 2048), (2, 576), (3, 1088), (5, 512)]
         draw = random.Random(3)
         inside = [(draw.randint(2, 16), 64 * draw.randint(8, 32)) for _ in range(6)]
         self.assertTrue(set(self.asked("plain", corners + inside)).isdisjoint(set(inside) - set(corners)))
@@ -120,7 +135,9 @@ class Sizes(Own):
     def test_a_window_and_chunks_are_never_worked_out_wrongly(self):
         draw = random.Random(4)
         for function in ("windowed", "chunked"):
-            self.asked(function, [(draw.choice([1, 2]), 8 * draw.randint(2, 40)) for _ in range(10)])
+            self.asked(function, [(draw.choice([1, 2]), 8 * draw.randint(2, 40)) for _ in range(8)])
+        self.asked("chunked", [(2, 768), (2, 1536), (2, 3072), (2, 800), (2, 1024), (2, 608)])
+        self.asked("limited", [(2, 256), (4, 256), (8, 256), (2, 1024), (3, 512), (8, 1024), (6, 512)])
 
     def test_a_number_that_is_no_polynomial_is_captured(self):
         def text(batch, seq):
@@ -142,6 +159,24 @@ class Names(Own):
         document = json.loads(self.text(Models(), "with_loss", 3, 0))
         self.assertTrue(document["has_loss"])
         self.assertEqual(document["inputs"][0]["shape"], [3, 8])
+        document = json.loads(self.text(Models(), "with_batch", 3, 0))
+        self.assertEqual([each["shape"] for each in document["inputs"]], [[3, 8]], "what the loss takes of the batch is the batch")
+
+    def test_functions_of_two_files_do_not_meet(self):
+        models = Models()
+        sizes = []
+        for name, width in (("one", 64), ("two", 512), ("one", 128)):
+            folder = os.path.join(self.folder.name, name)
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, "layers.py"), "w") as file:
+                file.write(f"WIDTH = {width}\n")
+            with open(os.path.join(folder, "net.py"), "w") as file:
+                file.write("import torch\nfrom layers import WIDTH\ndef build(batch):\n    torch.set_default_dtype(torch.float64)\n"
+                           "    return torch.nn.Linear(WIDTH, 4), (torch.empty(batch, WIDTH),), {}, lambda out: out.sum()\n")
+            sizes.append(json.loads(Models().text([os.path.join(folder, "net.py:build"), "--batch", "2"]))["params"][0]["shape"])
+            import torch
+            self.assertEqual(torch.get_default_dtype(), torch.float32)
+        self.assertEqual(sizes, [[4, 64], [4, 512], [4, 128]])
 
     def ask(self, *questions):
         lines = "".join(json.dumps(each) + "\n" for each in questions)
@@ -160,7 +195,7 @@ class Names(Own):
         self.assertIn("no such data set", broken["error"]["message"])
         self.assertIn("nothing", absent["error"]["message"])
         self.assertIn("error", usage)
-        self.assertEqual(again, {"notes": []})
+        self.assertEqual(again, {"notes": [], "worked_out": False})
         with open(out) as file:
             self.assertEqual(json.load(file)["inputs"][0]["shape"], [2, 16])
 

@@ -347,20 +347,22 @@ Result<AttentionKernel> choose_attention(const FamilyInput& input, const Attenti
     return fail(cannot_run(
         input, "memory-efficient attention takes as many key as query heads, an aligned head size, on a GPU"));
   }
-  if (asked == "flex_attention") {
+  if (asked == "flex_attention" || asked == kUnfusedFlex) {
     const bool plain = !masked && shape.causal && shape.dropout == 0.0 && shape.score_cap == 0.0 && alike;
-    if (plain && !cpu) return AttentionKernel::Flex;
-    return fail(
-        cannot_run(input,
-                   "flex_attention is planned for a causal model on a GPU without padding, packed rows, windows, "
-                   "dropout (which it refuses) and caps on scores: each is a mask_mod or score_mod of its own"));
+    if (plain && !cpu && asked == kUnfusedFlex) return AttentionKernel::Flex;
+    if (plain && flash) return AttentionKernel::Flash;  // the compiled kernel keeps what flash attention keeps
+    return fail(cannot_run(
+        input,
+        "flex attention is planned for a causal model on a GPU without padding, packed rows, windows, "
+        "dropout (which it refuses) and caps on scores, each of which is a mask_mod or score_mod of its own; "
+        "compiled in half precision alone"));
   }
   if (asked != "sdpa") {
     return fail({ErrorCode::OutOfRange,
                  "model.attention names no kind of attention",
                  {},
                  "model.attention",
-                 "sdpa, sdpa_flash, sdpa_efficient, sdpa_math, eager or flex_attention",
+                 "sdpa, sdpa_flash, sdpa_efficient, sdpa_math, eager, flex_attention or flex_attention_unfused",
                  in_quotes(asked),
                  {}});
   }
@@ -430,7 +432,7 @@ std::optional<Tensor> write_mask(ProgramWriter& w, const FamilyInput& input, con
   } else {
     sequences = write_packed_question(w, input, positions, batch, seq);
   }
-  if (input.options.attention == "flex_attention") write_block_mask(w, batch, seq);
+  if (input.options.attention == kUnfusedFlex) write_block_mask(w, batch, seq);
   if (!needs_mask(input, seq, window)) return std::nullopt;
   const Tensor seen = w.expand(write_seen(w, {kept, sequences, positions}, batch, seq, window), {batch, -1, seq, seq});
   if (input.options.attention != "eager") return seen;

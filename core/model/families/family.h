@@ -102,6 +102,9 @@ std::string_view activation_class(Activation activation);
 Activation read_activation(ConfigReader& config, std::string_view key, std::string_view otherwise);
 Tensor write_activation(ProgramWriter& writer, Activation activation, const Tensor& x);
 
+/// Flex attention that nothing compiles: an operator a line of its Python.
+inline constexpr std::string_view kUnfusedFlex = "flex_attention_unfused";
+
 enum class AttentionKernel : std::uint8_t { Flash, Efficient, Math, CpuFlash, Eager, Flex };
 
 /// One attention of a model whose layers are all alike.

@@ -195,7 +195,7 @@ Result<Model> build_gpt2(const FamilyInput& input) {
   const std::int64_t head_dim = c.hidden / c.heads;
   const double scale = c.scale_attention ? std::pow(static_cast<double>(head_dim), -0.5) : 1.0;
   const AttentionShape attention{c.heads, c.heads, head_dim, c.attention_dropout, scale};
-  if (input.options.attention == "flex_attention") {
+  if (input.options.attention.starts_with("flex_attention")) {
     return fail(
         {ErrorCode::Inconsistent,
          "ValueError: GPT2LMHeadModel does not support an attention implementation through torch's flex_attention",

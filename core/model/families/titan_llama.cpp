@@ -237,7 +237,7 @@ Result<Model> build_titan_llama(const FamilyInput& input) {
   const DType created = input.options.dtype.value_or(DType::Float32);
   Model model = start_model(input, "titan_llama", "TransformerBlock", created, seq);
   const AttentionShape shape{c.heads, c.heads, c.head_dim, 0.0, std::pow(static_cast<double>(c.head_dim), -0.5)};
-  const bool own_mask = input.options.attention == "flex_attention";  // torchtitan's mask_mod, not the library's
+  const bool own_mask = input.options.attention == kUnfusedFlex;  // torchtitan's mask_mod, not the library's
   auto kernel = choose_attention(input, shape, model.compute_dtype, own_mask);
   if (!kernel) return fail(std::move(kernel.error()));
   const TitanModules m = add_modules(model, c, created);

@@ -57,11 +57,10 @@ Result<void> check_captured(const Model& model, const ProgramOptions& program, c
   return fail(std::move(error));
 }
 
-/// Whether an input has `size` in this dimension or, where a script lays its batch out otherwise, in any.
-bool has_size(const Model& model, std::int64_t size) {
+bool has_size(const Model& model, std::size_t dim, std::int64_t size) {
   return std::any_of(model.inputs.begin(), model.inputs.end(), [&](ValueId input) {
     const Shape& shape = model.values[input.index()].shape;
-    return std::find(shape.begin(), shape.end(), size) != shape.end();
+    return dim < shape.size() && shape[dim] == size;
   });
 }
 
@@ -72,10 +71,12 @@ Result<void> check_sizes(const Model& model, const ModelOptions& options, const 
   const struct {
     bool asked;
     const char* key;
+    std::size_t dim;  // of an input
     std::int64_t size;
-  } wishes[] = {{options.batch != 1, "model.batch", options.batch}, {options.seq_given, "model.seq", options.seq}};
+  } wishes[] = {{options.batch != 1, "model.batch", 0, options.batch},
+                {options.seq_given, "model.seq", 1, options.seq}};
   for (const auto& wish : wishes) {
-    if (!wish.asked || has_size(model, wish.size)) continue;
+    if (!wish.asked || has_size(model, wish.dim, wish.size)) continue;
     const ValueInfo& first = model.values[model.inputs.front().index()];
     Error error;
     error.code = ErrorCode::Inconsistent;
@@ -167,6 +168,15 @@ Result<Model> captured_model(const std::string& source, const ModelOptions& opti
 
 Result<Model> model_of_name(const ModelOptions& options, const ProgramOptions& program) {
   if (auto plain = check_scripted(options, options.source); !plain) return fail(std::move(plain.error()));
+  const bool attention = options.attention != "sdpa";
+  if (attention || asks_for_script(options, program)) {
+    return fail({ErrorCode::Unsupported, "this is decided by the model's own code", options.source,
+                 attention                  ? "model.attention"
+                 : options.float8 != "none" ? "model.float8"
+                                            : "model.loss",
+                 "the default", in_quotes(attention ? options.attention : options.loss),
+                 "write it into the function, and leave the key out"});
+  }
   if (code_runner()) return captured_model(options.source, options, program);
   return fail({ErrorCode::Unsupported, "this model is code, and nothing here runs code", options.source, "model.source",
                "a config.json, a .pt2 archive or a model.json", in_quotes(options.source),

@@ -48,13 +48,19 @@ def _wrapped_by_pytorch(function) -> torch.nn.Module | None:
     return owner._checkpoint_wrapped_module if isinstance(owner, CheckpointWrapper) else None
 
 
-def codes_of(function) -> list[types.CodeType]:
-    """Of a function and of those that it is decorated around."""
-    codes = []
-    while function is not None:
-        codes += [function.__code__] * hasattr(function, "__code__")
-        function = getattr(function, "__wrapped__", None)
-    return codes
+class OwnFrames:
+    """The running frames of a function, and of what it is decorated with: the code of a decorator is everybody's, so what it calls counts there."""
+
+    def __init__(self, *functions):
+        self.codes, self._wrapped = [], []
+        for function in functions:
+            while (inner := getattr(function, "__wrapped__", None)) is not None:
+                self._wrapped.append(inner)
+                function = inner
+            self.codes += [function.__code__] * hasattr(function, "__code__")
+
+    def has(self, frame) -> bool:
+        return frame.f_code in self.codes or any(frame.f_locals.get("func") is inner for inner in self._wrapped)
 
 
 class _Context:
@@ -77,21 +83,30 @@ class _Context:
 
 
 @contextlib.contextmanager
-def _with_gradients(codes):
-    """What a function's own code runs in no_grad is run again with gradients, so the region has them; what is called in it, by its own word."""
-    enter = torch.no_grad.__enter__
+def _with_gradients(own: OwnFrames):
+    """What a function's own code runs without gradients is run again with them, so the region has them; what is called in it, by its own word."""
+    enter, begin, set_ = torch.no_grad.__enter__, torch.set_grad_enabled.__init__, torch.set_grad_enabled.__enter__
 
-    def own(block):
-        if sys._getframe(1).f_code in codes:
-            block.prev = torch.is_grad_enabled()  # leaves as it has found it
-            return None
-        return enter(block)
+    def no_grad_enters(block):
+        if not own.has(sys._getframe(1)):
+            return enter(block)
+        block.prev = torch.is_grad_enabled()  # leaves as it has found it
+        return None
 
-    torch.no_grad.__enter__ = own
+    def set_grad_begins(block, mode):
+        if not own.has(sys._getframe(1)):
+            return begin(block, mode)
+        block.prev, block.mode = torch.is_grad_enabled(), mode
+        return None
+
+    def set_grad_enters(block):
+        return None if own.has(sys._getframe(1)) else set_(block)
+
+    torch.no_grad.__enter__, torch.set_grad_enabled.__init__, torch.set_grad_enabled.__enter__ = no_grad_enters, set_grad_begins, set_grad_enters
     try:
         yield
     finally:
-        torch.no_grad.__enter__ = enter
+        torch.no_grad.__enter__, torch.set_grad_enabled.__init__, torch.set_grad_enabled.__enter__ = enter, begin, set_
 
 
 class Hooks:
@@ -102,7 +117,6 @@ class Hooks:
         self._recorder, self._pack, self._unpack = recorder, pack, unpack
         self._hooks: list = []  # of the script, the innermost last
         self._away: dict[int, bool] = {}  # by storage, the latest: brought to memory that lies side by side, or as it lay
-        self._stays: set[int] = set()
         self._row: tuple | None = None  # the latest operator: what it saves is known when the next one comes
 
     @contextlib.contextmanager
@@ -144,10 +158,8 @@ class Hooks:
         away = bool(kept) and all(t.device.type == "cpu" for t in kept)
         if away:
             self._away[key] = kept[0].is_contiguous() and not tensor.is_contiguous()
-            self._stays.discard(key)
         else:
             self._away.pop(key, None)
-            self._stays.add(key)
             if any(storage_key(t) != key for t in kept if t.device.type != "cpu"):
                 self._recorder.notes.append("hooks on saved tensors (saved_tensors_hooks) keep other tensors on the device than operators save: the plan has what operators save")
         return away
@@ -262,7 +274,7 @@ class Regions:
         ctx = _Context(args)
         own_setup = cls.setup_context is not torch.autograd.Function.setup_context
         try:
-            with _with_gradients(codes_of(cls.forward)):
+            with _with_gradients(OwnFrames(cls.forward)):
                 out = cls.forward(*args, **kwargs) if own_setup else cls.forward(ctx, *args, **kwargs)
             if own_setup:
                 cls.setup_context(ctx, args, out)

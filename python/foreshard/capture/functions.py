@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 from .. import _placed as placed
 from .._autograd import python_apply
-from .checkpoints import Regions, codes_of
+from .checkpoints import OwnFrames, Regions
 from .pitfalls import own_result_note
 from .opaque import Opaque
 from .recorder import Recorder
@@ -54,7 +54,7 @@ _NO_WORK = {"aten.detach.default", "aten.alias.default", "aten.view.default", "a
 
 def _may_go_back(cls: type) -> bool:
     """Whether a backward calls one: the engine's, or a tensor's."""
-    return any("backward" in code.co_names for code in codes_of(cls.backward))
+    return any("backward" in code.co_names for code in OwnFrames(cls.backward).codes)
 
 
 def _carried(node: Any) -> list[torch.Tensor]:
@@ -153,6 +153,7 @@ class Functions:
         with recorder.paused():
             given = [torch.empty_like(t) if isinstance(t, torch.Tensor) and t.grad_fn is not None else None for t in (out if isinstance(out, tuple) else (out,))]
         inside = recorder.opaques.begin_backward("", [t for t in given if t is not None])
+        counted, held = recorder.modules.counts(), dict(getattr(node, "__dict__", {}))
         try:
             with torch.no_grad():
                 node.apply(*given)
@@ -160,6 +161,10 @@ class Functions:
             pass
         finally:
             recorder.opaque = None
+            recorder.modules.count_from(counted)
+            if held:  # a backward may use up what its ctx has
+                node.__dict__.clear()
+                node.__dict__.update(held)
         if not inside.goes_back:
             return False
         work = [name for name in frame.ran if name not in _NO_WORK]

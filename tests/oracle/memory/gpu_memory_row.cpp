@@ -265,6 +265,7 @@ void read_model_options(const Json& config, ModelOptions& options) {
   options.seq_given = true;
   options.dtype = dtype_of(config, "param_dtype").value_or(DType::Float32);
   options.attention = get<std::string>(config, "attn", "sdpa");
+  if (options.attention == "flex_attention") options.attention += "_unfused";  // the recorder has no compiler
   options.autocast = dtype_of(config, "autocast");
   options.float32_outputs = get(config, "float32_outputs", false);
 }
