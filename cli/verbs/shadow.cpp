@@ -183,6 +183,24 @@ Result<PlanBeside> plan_beside(const Job& job) {
   return PlanBeside{std::move(prepared->plan), std::move(*prediction), meets};
 }
 
+/// A program may have been captured with other rows than one batch of the script's (those of all tensor ranks, say):
+/// then the job leaves its sizes to the program. `found` is what is written.
+Result<PlanBeside> plan_beside(Job job, Job& found) {
+  auto beside = plan_beside(job);
+  for (const char* key : {"model.batch", "model.seq"}) {
+    if (beside || beside.error().place != key) continue;
+    const ModelOptions plain;
+    for (Job* each : {&job, &found}) {
+      if (std::string_view(key) == "model.batch")
+        each->model.batch = plain.batch;
+      else
+        each->model.seq = plain.seq, each->model.seq_given = false;
+    }
+    beside = plan_beside(job);
+  }
+  return beside;
+}
+
 void append(std::vector<shadow::Difference>& to, std::vector<shadow::Difference> more) {
   to.insert(to.end(), std::make_move_iterator(more.begin()), std::make_move_iterator(more.end()));
 }
@@ -267,7 +285,7 @@ class Answering {
     Job job = turn.found;
     allow_all(job);
     if (!flags_.no_plan && !model.empty()) {
-      auto beside = plan_beside(job);
+      auto beside = plan_beside(job, turn.found);
       if (beside) {
         tell_traps(beside->plan, turn.found);
         tell_differences(log, *beside, number);
@@ -307,7 +325,7 @@ class Answering {
     Job job = answer_.meant ? *answer_.meant : *answer_.found;
     if (!answer_.meant) allow_all(job);
     if (flags_.no_plan || job.model.source.empty()) return {};
-    auto beside = plan_beside(job);
+    auto beside = answer_.meant ? plan_beside(job) : plan_beside(job, *answer_.found);
     if (!beside) {
       if (answer_.meant) return fail(beside.error());
       answer_.notes.push_back("no plan beside it: " + to_text(beside.error()));

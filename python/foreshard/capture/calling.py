@@ -42,7 +42,7 @@ def capture(
         mixed_precision: the casts of FSDP's mixed precision, e.g. {"param": "bfloat16"}: parameters and floating inputs
             are cast, so that type_as and .to(x.dtype) do what they will do. "buffer": buffers too (FSDP1). "output":
             what the module returns; "outputs": by name what modules in it return. "anew": modules that FSDP2
-            shards, to which one tensor that comes twice is two. "units": classes or names of modules whose floating arguments are cast as well
+            shards: it hands them a tensor that is passed twice as two tensors. "units": classes or names of modules whose floating arguments are cast as well
             (FSDP2 casts at every unit). "root": False: the root's are not. "parts": by name of a module the dtypes of parameters and
             buffers in it, where these are others. Of a module in a checkpoint wrapper it is the wrapper that FSDP shards; a name that ends
             with "._checkpoint_wrapped_module" says that it is the module inside.

@@ -484,8 +484,8 @@ def _tell_what_is_frozen_later(turn: int) -> None:
     if other:
         changed = frozenset().union(*(each[i - 1] ^ each[0] for i in other))
         note(
-            f"what trains changes from step to step ({len(changed)} parameters, {min(changed)} among them, in step {', '.join(map(str, other))}): no plan is of that, its memory, "
-            "gathers and reductions are right for no step; --steps 1 plans the beginning, and a run that is frozen from its first step on plans what comes later"
+            f"what trains changes from step to step ({len(changed)} parameters, {min(changed)} among them, in watched step {', '.join(map(str, other))}): a plan has one set, so its memory, "
+            "gathers and reductions are those of no step. For the beginning, watch one step (--steps 1); for what comes later, start the script with those parameters frozen"
         )  # fmt: skip
 
 
