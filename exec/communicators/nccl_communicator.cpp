@@ -1,7 +1,7 @@
 #include "exec/communicators/nccl_communicator.h"
 
-#include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 #include <nccl.h>
 
@@ -96,7 +96,8 @@ ncclResult_t in_time(const NcclOptions& options, F&& f) {
   };
   auto shared = std::make_shared<Shared>();
   std::thread([shared, f = std::forward<F>(f), index = options.device] {
-    const c10::cuda::CUDAGuard device(static_cast<c10::DeviceIndex>(index));
+    static_cast<void>(cudaSetDevice(index));  // unchecked: nobody catches here, and NCCL says what is wrong
+    static_cast<void>(cudaGetLastError());
     const ncclResult_t result = f();
     const std::lock_guard lock(shared->mutex);
     shared->result = result;
@@ -227,7 +228,7 @@ class NcclCommunicator final : public Communicator {
 
   /// Ends a call that stands, too: NCCL's own waiting looks at the flags that this sets. One that does not stand gets
   /// the time to end, since it works on what goes here.
-  void abort(std::string_view why) override {
+  void abort(std::string_view why) noexcept override {
     {
       std::unique_lock lock(mutex_);
       if (std::exchange(aborted_, true)) return;
@@ -235,10 +236,15 @@ class NcclCommunicator final : public Communicator {
       call_ended_.wait_for(lock, kCallTakes, [this] { return !in_call_; });
     }
     // The thread that aborts may never have had a device: NCCL goes back to that thread's own, which makes a context on
-    // it.
-    const c10::cuda::CUDAGuard device(static_cast<c10::DeviceIndex>(options_.device));
+    // it. Unchecked, and no guard: after an illegal access of this process's own every call says so, this one too.
+    int before = -1;
+    if (cudaGetDevice(&before) != cudaSuccess) before = -1;
+    static_cast<void>(cudaSetDevice(options_.device));
+    static_cast<void>(cudaGetLastError());
     if (options_.register_buffers) forget_allocator(comm_);
     ncclCommAbort(comm_);
+    if (before >= 0) static_cast<void>(cudaSetDevice(before));
+    static_cast<void>(cudaGetLastError());
   }
 
   std::string asynchronous_error() const override {

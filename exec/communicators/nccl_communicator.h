@@ -2,8 +2,8 @@
 //
 // Calls enqueue on the current CUDA stream and return; the first ones of a group connect its ranks, and may stand until
 // an abort from another thread (exec/cuda/collective_watch.h). The ranks meet through an id that rank 0 makes and the
-// launch's rendezvous carries (exec/communicators/nccl_meeting.h). abort() ends kernels that wait for a lost peer;
-// asynchronous_error() tells what NCCL's network noticed meanwhile.
+// launch's rendezvous carries (exec/communicators/nccl_meeting.h). abort() ends kernels that wait for a lost peer,
+// and throws nothing, on a device that is broken too; asynchronous_error() tells what NCCL's network noticed meanwhile.
 #pragma once
 
 #include <chrono>

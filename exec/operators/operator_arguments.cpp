@@ -204,7 +204,8 @@ const ArgList* literals(const Op& op) {
 std::size_t remarks(const Op& op) {
   const bool backend = op.name == "aten.convolution.default" && keyword(op, "backend") != nullptr;
   std::size_t told = backend || literals(op) != nullptr ? 1 : 0;
-  for (const char* const name : {"engine", "releases"}) told += keyword(op, name) != nullptr ? 1 : 0;
+  for (const char* const name : {"engine", "releases", "saved_on_host", "saved_contiguous", "region_on_host"})
+    told += keyword(op, name) != nullptr ? 1 : 0;
   return told;
 }
 

@@ -1,7 +1,10 @@
 #include "exec/training/script_check.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
+
+#include "core/model/op_keywords.h"
 
 namespace foreshard::exec {
 
@@ -62,6 +65,21 @@ Result<void> check_script(const Job& job, DeviceKind device) {
     return fail(std::move(error));
   }
   return {};
+}
+
+Result<void> check_saves(const Model& model, DeviceKind device) {
+  const bool sends = std::any_of(model.ops.begin(), model.ops.end(), [](const Op& op) {
+    return keyword(op, "saved_on_host") != nullptr || keyword(op, "region_on_host") != nullptr;
+  });
+  if (!sends || device != DeviceKind::Cuda) return {};
+  Error error;
+  error.code = ErrorCode::Unsupported;
+  error.place = "model.source";
+  error.message =
+      "what hooks of the model's own keep on the host (save_on_cpu) is on CUDA devices planned and simulated only";
+  error.expected = "a program that saves on the device";
+  error.hint = "capture it without the hooks, or run it with --backend host";
+  return fail(std::move(error));
 }
 
 }  // namespace foreshard::exec

@@ -172,7 +172,7 @@ Result<void> cut_over_mesh(const Job& job, ProgramOptions program, Parts& parts)
   return {};
 }
 
-Result<void> check_model(const Model& model, const Job& job) {
+Result<void> check_model(const Model& model, const Job& job, DeviceKind device) {
   if (model.ops.empty()) {
     return fail(training_error(ErrorCode::Unsupported, "model.source", "the model has no operator program to run",
                                "a config.json, a .pt2 archive or a model.json with ops has one"));
@@ -192,7 +192,7 @@ Result<void> check_model(const Model& model, const Job& job) {
                         "tie them before they are sharded, in one unit");
   for (const ParamInfo& info : model.params)
     if (info.gathered) return planned_only(info.fqn, "what is cast before it is gathered is", "take \"gathered\" out");
-  return {};
+  return check_saves(model, device);
 }
 
 Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
@@ -201,7 +201,7 @@ Result<std::unique_ptr<Parts>> make_parts(const Job& job, DeviceKind device) {
   const ProgramOptions program = program_options(job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu);
   auto model = load_model(job.model, program);
   if (!model) return fail(model.error());
-  if (auto trains = check_model(*model, job); !trains) return fail(trains.error());
+  if (auto trains = check_model(*model, job, device); !trains) return fail(trains.error());
   auto parts = std::make_unique<Parts>();
   auto adapted = adapted_model(std::move(*model), job, cuda ? ProgramDevice::Cuda : ProgramDevice::Cpu);
   if (!adapted) return fail(adapted.error());

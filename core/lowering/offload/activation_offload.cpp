@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/lowering/lowering_machine.h"
+#include "core/result.h"
 
 namespace foreshard::lowering {
 namespace {
@@ -112,8 +113,8 @@ ActivationOffload::Number ActivationOffload::send(Emitter& emit, const Ref& tens
 Ref ActivationOffload::fetch(Emitter& emit, Number number) {
   Tape& tape = machine_.tape;
   const auto at = sent_.find(number);
-  const Layout layout = at->second;
-  sent_.erase(at);
+  FORESHARD_CHECK(at != sent_.end(), "what is fetched was sent");
+  const Layout layout = at->second;  // stays: a node or a region that runs twice asks again
   Ref tensor = tape.make(layout, SlotCategory::Activation);
   order(emit, OffloadStep::AwaitCompute);
   Kernel kernel = emit.start("offload.to_device", KernelClass::Copy, layout.dtype);
@@ -160,6 +161,7 @@ Ref ActivationOffload::unpack(Emitter& emit, Number number) {
   }
   node_is_new_ = false;
   const auto host = on_host_.find(number);
+  FORESHARD_CHECK(host != on_host_.end(), "what is unpacked is on the host: once");
   Ref tensor;
   if (const auto stashed = stash_.find(number); stashed != stash_.end()) {
     tensor = stashed->second.tensor;

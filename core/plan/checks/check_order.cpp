@@ -170,21 +170,43 @@ OrderVerdicts check_order(const Plan& plan) {
 namespace {
 
 struct RootCalls {
-  std::int64_t calls = 0;
+  std::int64_t calls = 0, again = 0;  // again: of them, those for what is recomputed
   std::array<std::int64_t, 2> waits{};
+  bool inside = true;  // of another unit: a root only where it is recomputed by itself
+  bool runs = false;   // a forward of the root's or of a unit in it
+
+  bool right() const {
+    if (waits[0] != waits[1]) return false;
+    if (inside) return waits[0] <= again;
+    if (calls == 0 && !runs) return waits[0] == 0;
+    return waits[0] >= std::max<std::int64_t>(1, calls - again) && waits[0] <= calls;
+  }
 };
 
-/// By unit, of those that wait as roots do.
+/// By unit.
 std::map<std::int32_t, RootCalls> root_calls(const Plan& plan, const PlanIteration& iteration,
-                                             const std::array<Stream, 2>& pair) {
+                                             const std::vector<UnitId>& root_of, const std::array<Stream, 2>& pair) {
   std::map<std::int32_t, RootCalls> of;
+  for (std::size_t u = 1; u < root_of.size(); ++u)
+    if (root_of[u] == UnitId(u)) of[root_of[u].value].inside = false;
+  std::vector<RootCalls*> entered;  // nothing ran since
   for (const Instruction& i : iteration.instructions) {
-    for (std::size_t k = 0; k < pair.size(); ++k) of[i.unit.value].waits[k] += is_root_wait(i, pair[k]) ? 1 : 0;
+    if (is_segment_run(i.kind)) {
+      if (i.kind == InstructionKind::Recompute)
+        for (RootCalls* const call : entered) ++call->again;
+      entered.clear();
+      const std::optional<UnitId> unit = unit_of_run(plan, i);
+      if (i.kind == InstructionKind::Forward && unit && unit->value > 0) of[root_of[unit->index()].value].runs = true;
+    }
+    for (std::size_t k = 0; k < pair.size(); ++k)
+      if (is_root_wait(i, pair[k])) ++of[i.unit.value].waits[k];
     if (i.kind != InstructionKind::Mark || i.phase != Phase::PreForward) continue;
     const std::string_view name = plan.name_of(i.name);
-    of[i.unit.value].calls += name == "enter" || name == "begin pre_forward" ? 1 : 0;
+    if (!i.unit.valid() || (name != "enter" && name != "begin pre_forward")) continue;
+    RootCalls& call = of[i.unit.value];
+    ++call.calls;
+    entered.push_back(&call);
   }
-  std::erase_if(of, [](const auto& one) { return one.second.waits == std::array<std::int64_t, 2>{}; });
   return of;
 }
 
@@ -192,18 +214,15 @@ std::map<std::int32_t, RootCalls> root_calls(const Plan& plan, const PlanIterati
 /// call for that may find its root at work.
 Verdict check_inner_root_waits(const IndexedPlan& indexed, const std::array<Stream, 2>& pair) {
   const Plan& plan = indexed.plan;
+  const std::vector<UnitId> root_of = roots_by_name(plan);
   Verdict verdict;
   std::int64_t calls = 0, looked = 0;
   for (const IndexedPlan::Iteration& one : indexed.iterations) {
-    const auto& all = one.of.instructions;
     if (!is_plain_training(one.of) || plan.failure) continue;
     ++looked;
-    const bool again =
-        std::any_of(all.begin(), all.end(), [](const Instruction& i) { return i.kind == InstructionKind::Recompute; });
-    for (const auto& [unit, root] : root_calls(plan, one.of, pair)) {
-      calls += root.calls;
-      const bool alike = root.waits[0] == root.waits[1];
-      if (alike && (root.waits[0] == root.calls || (again && root.waits[0] < root.calls))) continue;
+    for (const auto& [unit, root] : root_calls(plan, one.of, root_of, pair)) {
+      if (!root.inside) calls += root.calls;
+      if (root.right()) continue;
       verdict.finding.wrong(fmt::format("iteration {}: of {} {} waits {} and {} {} times for D in {} calls",
                                         one.of.index, plan.units[static_cast<std::size_t>(unit)].name,
                                         stream_name(pair[0]), root.waits[0], stream_name(pair[1]), root.waits[1],

@@ -185,6 +185,14 @@ TEST(Fsdp1Roots, EachWaitsOnceForEveryCall) {
   ASSERT_NE(wait, instructions.end());
   wait->stream = Stream::D;
   EXPECT_EQ(waits_hold(), CheckStatus::Fail);
+  // One of the two roots waits not once.
+  const UnitId root = wait->unit;
+  for (PlanIteration& iteration : plan.iterations)
+    for (Instruction& i : iteration.instructions)
+      if (i.kind == InstructionKind::WaitStream && i.other == Stream::D && i.unit == root &&
+          (i.stream == Stream::U || i.stream == Stream::Q))
+        i.stream = Stream::D;
+  EXPECT_EQ(waits_hold(), CheckStatus::Fail);
 }
 
 }  // namespace

@@ -43,6 +43,15 @@ at::Tensor run(const Op& op, const at::Tensor& input, bool training) {
   return first;
 }
 
+TEST(OperatorCall, WhatHooksKeepOnTheHostIsARemark) {  // save_on_cpu around it when it was captured
+  Op op = op_of("aten.relu.default", {});
+  const Arg places{ArgList{Arg{std::int64_t{-1}}}};
+  op.kwargs = {{"saved_on_host", places}, {"saved_contiguous", Arg{true}}, {"region_on_host", places}};
+  EXPECT_TRUE(run(op, at::full({2}, -3.0), true).equal(at::zeros({2})));
+  op.kwargs.push_back({"saved_elsewhere", places});
+  EXPECT_FALSE(prepare_call(op));
+}
+
 TEST(OperatorCall, DropoutDropsNothingInEvalMode) {
   const at::Tensor x = at::arange(1, 101, at::kFloat);
   for (const Op& op : {op_of("aten.native_dropout.default", {Arg{0.5}, Arg{true}}),
