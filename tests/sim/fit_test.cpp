@@ -204,6 +204,7 @@ TEST_F(FitTest, AProgramOfOneSizeIsFittedAtThatSize) {
   request.job.model.seq = 768;
   auto model = load_model(request.job.model, program_options(request.job));
   ASSERT_TRUE(model) << to_text(model.error());
+  model->lifetimes = Lifetimes::Recorded;  // as captured
   const std::string path = testing::temporary_path("fit_model.json");
   std::ofstream(path) << write_model_json(*model);
   request.job.model = {};

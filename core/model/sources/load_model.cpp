@@ -67,7 +67,7 @@ bool has_size(const Model& model, std::size_t dim, std::int64_t size) {
 /// A captured program has the sizes that it ran with: another batch or length would be another program. A batch of one
 /// is nobody's wish, it is what a job has by itself.
 Result<void> check_sizes(const Model& model, const ModelOptions& options, const std::string& file) {
-  if (model.ops.empty() || model.inputs.empty()) return {};
+  if (model.lifetimes != Lifetimes::Recorded || model.inputs.empty()) return {};
   const struct {
     bool asked;
     const char* key;

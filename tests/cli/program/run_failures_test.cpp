@@ -315,8 +315,9 @@ TEST(RunFailure, WhatIsGatheredInAnotherTypeIsRefusedByName) {
   (*param)["gathered"] = "float8_e4m3fn";
   const std::string path = testing::temporary_path("gathered.json");
   std::ofstream(path) << model;
-  const ProgramEnd end = run({"--nproc", "2", "--set", "model.source=" + path, "--set",
-                              "fsdp.wrap.classes=[\"GptBlock\"]", "--set", "fsdp.mixed_precision.param=bfloat16"});
+  const ProgramEnd end =
+      run({"--nproc", "2", "--set", "model.source=" + path, "--set", "fsdp.wrap.classes=[\"GptBlock\"]", "--set",
+           "fsdp.mixed_precision.param=bfloat16", "--set", "model.batch=8", "--set", "model.seq=512"});
   EXPECT_EQ(end.exit_code, 3) << end.err;
   EXPECT_THAT(end.err, AllOf(HasSubstr((*param)["fqn"].get<std::string>()), HasSubstr("planned and simulated only")));
   std::filesystem::remove(path);
