@@ -1,8 +1,11 @@
 #include "sim/schedule/candidate.h"
 
 #include <algorithm>
+#include <map>
 #include <string_view>
 #include <utility>
+
+#include "core/text/digest.h"
 
 namespace foreshard {
 namespace {
@@ -83,6 +86,32 @@ void read_blocks(UnitFrame& frame, const Model& model, const std::vector<bool>& 
   }
 }
 
+/// Blocks of as many parameters may run other operators (layers with a window beside layers without): what one of them
+/// keeps and takes says nothing of the others.
+void tell_kinds(UnitFrame& frame, const Model& model) {
+  std::vector<int> block_of(model.modules.size(), -1);
+  for (std::size_t m = 0; m < model.modules.size(); ++m) {
+    for (std::size_t b = 0; b < frame.blocks.size() && block_of[m] < 0; ++b)
+      for (const std::string& outer : frame.blocks[b].modules)
+        if (is_within(model.modules[m].fqn, outer)) block_of[m] = static_cast<int>(b);
+  }
+  std::vector<std::string> runs(frame.blocks.size());
+  for (const Op& op : model.ops) {
+    const int block = op.module.valid() ? block_of[op.module.index()] : -1;
+    if (block < 0) continue;
+    std::string& text = runs[static_cast<std::size_t>(block)];
+    text += op.name;
+    for (const ValueId out : op.out)
+      if (out.valid())
+        for (const std::int64_t size : model.values[out.index()].shape) text += ' ' + std::to_string(size);
+    text += '\n';
+  }
+  std::map<std::pair<Numel, std::uint64_t>, int> kinds;
+  for (std::size_t b = 0; b < frame.blocks.size(); ++b)
+    frame.blocks[b].kind =
+        kinds.emplace(std::pair(frame.blocks[b].numel, fnv1a(runs[b])), static_cast<int>(kinds.size())).first->second;
+}
+
 }  // namespace
 
 bool is_within(const std::string& inner, const std::string& outer) {
@@ -126,7 +155,10 @@ UnitFrame frame_of_units(const Job& job, const Model& model, std::shared_ptr<con
     frame.block.push_back(
         std::all_of(unit.modules.begin(), unit.modules.end(), [&](ModuleId module) { return blocks[module.index()]; }));
   }
-  if (free) read_blocks(frame, model, blocks, checkpointed);
+  if (free) {
+    read_blocks(frame, model, blocks, checkpointed);
+    tell_kinds(frame, model);
+  }
   for (std::size_t m = 0; m < model.modules.size(); ++m) {
     if (checkpointed[m] && !(free && blocks[m])) frame.recomputed.push_back(model.modules[m].fqn);
   }

@@ -30,6 +30,7 @@ struct UnitChoice {
 struct ScheduledBlock {
   std::vector<std::string> modules;
   Numel numel = 0;          // of its parameters, whole
+  int kind = 0;             // equal: as many parameters, and operators of the same names and results in the same order
   int unit = -1;            // that it is; -1: it lies in one, or has some inside
   bool recomputed = false;  // as the job has it
 };

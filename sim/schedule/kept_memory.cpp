@@ -68,9 +68,9 @@ Result<KeptMemory> KeptMemory::measure(const UnitFrame& frame, Workbench& bench)
   std::fill(everything.activations.begin(), everything.activations.end(), KeepActivations::Keep);
   const auto all = held_by(frame, everything, bench);
   if (!all) return fail(all.error());
-  std::map<Numel, std::vector<std::size_t>> alike;  // blocks by size
-  for (std::size_t b = 0; b < frame.blocks.size(); ++b) alike[frame.blocks[b].numel].push_back(b);
-  for (const auto& [numel, blocks] : alike) {
+  std::map<int, std::vector<std::size_t>> alike;  // blocks by kind
+  for (std::size_t b = 0; b < frame.blocks.size(); ++b) alike[frame.blocks[b].kind].push_back(b);
+  for (const auto& [kind, blocks] : alike) {
     Candidate one = candidate;
     for (const std::size_t block : blocks) one.activations[block] = KeepActivations::Keep;
     const auto kept = blocks.size() == frame.blocks.size() ? all : held_by(frame, one, bench);

@@ -144,9 +144,9 @@ class Bound {
     parts_.last_phases = base->last_phases;
     parts_.before_gather = base->before_gather;
     const auto batches = static_cast<double>(frame_.plan->iterations.back().micro_batches);
-    std::map<Numel, std::vector<std::size_t>> alike;  // blocks by size
-    for (std::size_t b = 0; b < frame_.blocks.size(); ++b) alike[frame_.blocks[b].numel].push_back(b);
-    for (const auto& [numel, blocks] : alike) {
+    std::map<int, std::vector<std::size_t>> alike;  // blocks by kind
+    for (std::size_t b = 0; b < frame_.blocks.size(); ++b) alike[frame_.blocks[b].kind].push_back(b);
+    for (const auto& [kind, blocks] : alike) {
       const auto kept = recompute(blocks);
       if (!kept) return fail(kept.error());
       const auto count = static_cast<double>(blocks.size());
@@ -183,13 +183,13 @@ class Bound {
   }
 
   /// What a block keeps travels where the job sends activations to the host; what it recomputes does not.
-  Result<void> measure_copies(Candidate candidate, const std::map<Numel, std::vector<std::size_t>>& alike) {
+  Result<void> measure_copies(Candidate candidate, const std::map<int, std::vector<std::size_t>>& alike) {
     if (!frame_.job.checkpointing.offload_activations) return {};
     std::fill(candidate.activations.begin(), candidate.activations.end(), KeepActivations::Recompute);
     const auto base = copies_of(candidate);
     if (!base) return fail(base.error());
     parts_.copies = *base;
-    for (const auto& [numel, blocks] : alike) {
+    for (const auto& [kind, blocks] : alike) {
       Candidate one = candidate;
       for (const std::size_t block : blocks) one.activations[block] = KeepActivations::Keep;
       const auto kept = copies_of(one);

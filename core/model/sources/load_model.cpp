@@ -74,7 +74,7 @@ Result<void> check_sizes(const Model& model, const ModelOptions& options, const 
     std::size_t dim;  // of an input
     std::int64_t size;
   } wishes[] = {{options.batch != 1, "model.batch", 0, options.batch},
-                {options.seq_given, "model.seq", 1, options.seq}};
+                {options.seq_given && model.tokens_per_batch > 0, "model.seq", 1, options.seq}};
   for (const auto& wish : wishes) {
     if (!wish.asked || has_size(model, wish.dim, wish.size)) continue;
     const ValueInfo& first = model.values[model.inputs.front().index()];

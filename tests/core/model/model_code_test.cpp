@@ -23,14 +23,15 @@ std::string captured(std::int64_t batch, std::int64_t seq, std::int64_t mask_fro
                                : fmt::format(R"({{"op": "aten.ones_like.default", "module": "", "args": ["%x"],
                                          "out": [{{"name": "m", "shape": [{}, {}], "dtype": "float32"}}]}},)",
                                              batch, seq);
-  return fmt::format(R"({{"schema": "foreshard.model/2", "name": "net", "lifetimes": "recorded", "has_loss": true,
+  return fmt::format(
+      R"({{"schema": "foreshard.model/2", "name": "net", "lifetimes": "recorded", "has_loss": true, "tokens_per_batch": {3},
  "inputs": [{{"name": "x", "shape": [{0}, {1}], "dtype": "float32"}}],
  "modules": [{{"fqn": "", "class": "Net"}}],
  "params": [{{"fqn": "w", "shape": [4], "dtype": "float32"}}],
  "ops": [{2} {{"op": "aten.mul.Tensor", "module": "", "args": ["%x", "@w"], "out": [{{"name": "h", "shape": [{0}, {1}], "dtype": "float32"}}]}},
          {{"op": "aten.sum.default", "module": "", "args": ["%h"], "out": [{{"name": "loss", "shape": [], "dtype": "float32"}}]}}],
  "outputs": ["loss"]}})",
-                     batch, seq, mask);
+      batch, seq, mask, batch * seq);
 }
 
 class ModelCodeTest : public ::testing::Test {
@@ -174,6 +175,10 @@ TEST_F(ModelCodeTest, ACapturedProgramHasItsOwnSizesAndNoOthers) {
   other = load_model(options);
   ASSERT_FALSE(other.has_value());
   EXPECT_EQ(other.error().place, "model.seq");
+  std::string text = captured(2, 16);
+  text.replace(text.find("\"tokens_per_batch\": 32,"), 23, "");
+  options.source = file("rows.json", text);
+  EXPECT_TRUE(load_model(options).has_value()) << "what has no tokens has no length";
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // answer.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -116,6 +117,30 @@ TEST_F(CandidateTest, DecisionsMakeNoOtherModelWithAdapters) {
   other.fsdp.overrides.push_back({.units = {layer}, .mixed_precision = MixedPrecision::none()});
   EXPECT_NE(shared.model(other, profile).value(), own);
   EXPECT_EQ(*shared.model(other, profile).value(), load_job_model(other, profile).value());
+}
+
+/// Layers with a window beside layers without, say: as many parameters, and nothing else in common.
+TEST_F(CandidateTest, BlocksThatRunOtherOperatorsAreOfAnotherKind) {
+  SharedParts shared;
+  Workbench bench(shared);
+  Job plain = job;
+  plain.fsdp.runtime = Runtime::Fsdp2;
+  const JobParts parts = bench.prepare(plain).value();
+  const auto kinds = [&](const Model& model) {
+    const std::vector<bool> blocks = block_modules(model, plain);
+    std::vector<int> all;
+    for (const ScheduledBlock& block : frame_of_units(job, model, parts.plan, blocks, blocks).blocks)
+      all.push_back(block.kind);
+    return all;
+  };
+  EXPECT_EQ(kinds(*parts.model), std::vector<int>(6, 0));
+  Model other = *parts.model;
+  const auto op = std::find_if(other.ops.begin(), other.ops.end(), [&](const Op& each) {
+    return each.module.valid() && is_within(other.modules[each.module.index()].fqn, "model.layers.2");
+  });
+  ASSERT_NE(op, other.ops.end());
+  op->name = "aten.sin.default";
+  EXPECT_EQ(kinds(other), (std::vector<int>{0, 0, 1, 0, 0, 0}));
 }
 
 /// What is not planned because it holds too much would have ended for want of memory.
