@@ -60,8 +60,7 @@ const std::set<std::string_view> kNotHere = {
     "aten._scaled_dot_product_efficient_attention.default",
     "aten._scaled_dot_product_flash_attention_backward.default",  // ... and their backward as an operator, with masks
     "aten._scaled_dot_product_efficient_attention_backward.default",
-    "higher_order.flex_attention",  // functions of PyTorch's Python, operator by operator: recorded as a whole
-                                    // (practice)
+    "higher_order.flex_attention",  // PyTorch's Python, recorded as a whole
     "higher_order.create_block_mask",
     "aten._fused_rms_norm_backward.default",
     "aten.native_layer_norm_backward.default",

@@ -13,8 +13,8 @@
 namespace foreshard {
 
 /// `options.source` names the file or folder. For a model.json the program is what the file holds: batch, seq,
-/// attention and loss of the options do not apply. One that was captured refuses another dtype in `program`, and another
-/// batch or length than it ran with.
+/// attention and loss of the options do not apply. One that was captured refuses another dtype in `program`, and
+/// another batch or length than it ran with.
 Result<Model> load_model(const ModelOptions& options, const ProgramOptions& program = {});
 
 /// The config.json that `model` was built from by a family's rules; null where it stems from anything else. Error: it
