@@ -22,7 +22,8 @@ std::vector<std::string> folders_of(const std::string& list) {
 
 std::string find_program(const std::string& name) {
   for (const std::string& folder : folders_of(variable("PATH"))) {
-    const std::string file = folder + "/" + name;
+    std::string file = folder;
+    file.append("/").append(name);
     if (::access(file.c_str(), X_OK) == 0) return file;
   }
   return {};
